@@ -1,0 +1,166 @@
+import type { ConnectionOptions as TlsOptions } from 'node:tls'
+import type { Duration } from '../core/duration.ts'
+import type { Logger, LogLevel } from '../core/log.ts'
+import type { ErrorReporter } from '../core/report.ts'
+
+/** One entry of `workers`: a set of queues and how many of their jobs run at once. One process each. */
+export interface WorkerEntry {
+  /** Name in logs and `pgbus_processes`. */
+  name?: string | null | undefined
+  /** Logical queue names, most urgent first: an earlier queue is emptied before a later one is touched. */
+  queues: string[]
+  /** Jobs in progress at once. Default 5. */
+  concurrency?: number | undefined
+  /** Identical child processes of this entry. Default 1. */
+  processes?: number | undefined
+}
+
+export interface ResolvedWorkerEntry {
+  readonly name: string | null
+  readonly queues: readonly string[]
+  readonly concurrency: number
+  readonly processes: number
+}
+
+/** Where a connection goes: `databaseUrl` replaces everything, `host` and `port` replace those of the base. */
+export interface ResolvedTarget {
+  readonly databaseUrl: string | null
+  readonly host: string | null
+  readonly port: number | null
+}
+
+export type Password = string | (() => string | Promise<string>)
+
+/** The configuration of one instance, complete: every key present, every duration in milliseconds, frozen. */
+export interface ResolvedConfig {
+  readonly databaseUrl: string | null
+  readonly connection: {
+    readonly host: string | null
+    readonly port: number | null
+    readonly database: string | null
+    readonly user: string | null
+    readonly password: Password | null
+    readonly ssl: boolean | TlsOptions | null
+    readonly variables: Readonly<Record<string, string | number | boolean>>
+    readonly gucMode: 'options' | 'session'
+    readonly applicationName: string
+  }
+  readonly pool: { readonly size: number | null; readonly timeout: number }
+  readonly requirePrimary: boolean
+  readonly readTimeout: number | null
+  readonly databaseWait: number
+
+  readonly queuePrefix: string
+  readonly defaultQueue: string
+  readonly priority: { readonly levels: number | null; readonly default: number }
+  readonly visibilityTimeout: number
+  readonly maxRetries: number
+  readonly retry: { readonly base: number; readonly max: number; readonly jitter: number }
+  readonly jobTimeout: number | null
+
+  readonly workers: readonly ResolvedWorkerEntry[]
+  readonly imports: readonly string[]
+  readonly pollingInterval: number
+  readonly drainTimeout: number
+  /** Already derived: `drainTimeout + 5 s` unless set. */
+  readonly shutdownTimeout: number
+  readonly notify: ResolvedTarget & { readonly enabled: boolean }
+
+  readonly streams: ResolvedTarget & {
+    readonly enabled: boolean
+    readonly path: string | null
+    /** The first signs, all verify. Empty: no secret. */
+    readonly secret: readonly string[]
+    readonly listenScope: 'master' | 'process'
+    readonly pool: ResolvedTarget & { readonly size: number; readonly timeout: number }
+    readonly applicationName: string
+    readonly defaultMode: 'durable' | 'ephemeral'
+    readonly durablePatterns: readonly (string | RegExp)[]
+    readonly ephemeralPatterns: readonly (string | RegExp)[]
+    readonly heartbeatInterval: number
+    readonly maxConnections: number
+    readonly idleTimeout: number
+    readonly maxAge: number | null
+    readonly listenHealthCheck: number
+    readonly ackTimeout: number
+    readonly degradedPoll: number
+    readonly writeDeadline: number
+    readonly maxBufferedBytes: number
+    readonly maxPayloadBytes: number
+  }
+
+  readonly pgmq: { readonly schemaMode: 'auto' | 'extension' | 'embedded' }
+  readonly migrations: { readonly onBoot: 'off' | 'check' | 'apply'; readonly lockTimeout: number }
+  readonly embedded: {
+    readonly enabled: boolean
+    readonly dataDir: string
+    readonly port: number
+    readonly persistent: boolean
+  }
+
+  readonly web: {
+    readonly app: string | null
+    readonly host: string
+    readonly port: number
+    readonly workers: number
+    readonly shutdownTimeout: number
+    readonly bootTimeout: number
+    readonly hubSocket: string | null
+  }
+
+  readonly log: {
+    readonly logger: Logger | null
+    readonly format: 'auto' | 'text' | 'json'
+    readonly level: LogLevel
+  }
+  readonly errorReporters: readonly ErrorReporter[]
+}
+
+type DurationKey =
+  | 'timeout'
+  | 'readTimeout'
+  | 'databaseWait'
+  | 'visibilityTimeout'
+  | 'base'
+  | 'max'
+  | 'jobTimeout'
+  | 'pollingInterval'
+  | 'drainTimeout'
+  | 'shutdownTimeout'
+  | 'heartbeatInterval'
+  | 'idleTimeout'
+  | 'maxAge'
+  | 'listenHealthCheck'
+  | 'ackTimeout'
+  | 'degradedPoll'
+  | 'writeDeadline'
+  | 'lockTimeout'
+  | 'bootTimeout'
+
+type Input<T> = {
+  [K in keyof T]?: K extends DurationKey
+    ? Duration | Extract<T[K], null> | undefined
+    : T[K] extends readonly (infer E)[]
+      ? readonly E[] | undefined
+      : T[K] extends Logger | Password | TlsOptions | RegExp | null
+        ? T[K] | undefined
+        : T[K] extends object
+          ? Input<T[K]> | undefined
+          : T[K] | undefined
+}
+
+/** What a user writes. Every key is optional; `undefined` means "use the default", `null` means "off" where allowed. */
+export interface PgbusConfig
+  extends Omit<Input<ResolvedConfig>, 'workers' | 'streams' | 'web' | 'shutdownTimeout'> {
+  workers?: string | readonly WorkerEntry[] | null | undefined
+  /** Longest time the supervisor waits for its children; default `drainTimeout + 5s`. */
+  shutdownTimeout?: Duration | null | undefined
+  streams?:
+    | (Omit<Input<ResolvedConfig['streams']>, 'secret'> & {
+        secret?: string | readonly string[] | null | undefined
+      })
+    | undefined
+  web?:
+    | (Omit<Input<ResolvedConfig['web']>, 'workers'> & { workers?: number | 'auto' | undefined })
+    | undefined
+}

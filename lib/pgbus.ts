@@ -1,0 +1,192 @@
+import { type LoadConfigOptions, loadConfig } from './config/load.ts'
+import type { PgbusConfig, ResolvedConfig, ResolvedWorkerEntry } from './config/options.ts'
+import { resolveConfig } from './config/resolve.ts'
+import { openInstances } from './core/context.ts'
+import { ClosedError } from './core/errors.ts'
+import { createLogger, type Logger } from './core/log.ts'
+import { createReport, type Report } from './core/report.ts'
+import { Connector } from './db/connector.ts'
+import { Database, type Queryable } from './db/database.ts'
+import { type MigrationStatus, migrate, migrationStatus } from './db/migrate.ts'
+import type { Job } from './jobs/define.ts'
+import { type EnqueueItem, type EnqueueOptions, type EnqueueResult, Enqueuer } from './jobs/enqueue.ts'
+import { Worker, type WorkerOptions } from './jobs/worker.ts'
+import { Queues } from './pgmq/queues.ts'
+import type { StreamName } from './streams/name.ts'
+import type { Stream, StreamOptions } from './streams/stream.ts'
+import { Streams } from './streams/streams.ts'
+
+/** Connections of a process that runs no worker: a web server, a script. */
+const defaultPoolSize = 5
+
+/** The schema of one instance's database. */
+export interface Schema {
+  status(): Promise<MigrationStatus>
+  /** Applies what is pending, under a lock; resolves to the names applied. */
+  migrate(options?: { dryRun?: boolean; log?: (line: string) => void }): Promise<string[]>
+}
+
+/**
+ * One pgbus on one database. Nothing connects before it is needed; {@link Pgbus.close} ends every connection.
+ * Made by {@link createPgbus} or {@link loadPgbus}.
+ */
+export class Pgbus {
+  readonly config: ResolvedConfig
+  readonly log: Logger
+  /** @internal */
+  readonly report: Report
+  /** @internal */
+  readonly connector: Connector
+  readonly schema: Schema
+  readonly #poolSize: number
+  #db: Database | undefined
+  #queues: Queues | undefined
+  #enqueuer: Enqueuer | undefined
+  #streams: Streams | undefined
+  #closing: Promise<void> | undefined
+
+  /** @internal */
+  constructor(config: ResolvedConfig, options: { poolSize?: number; log?: Logger } = {}) {
+    this.config = config
+    this.log = options.log ?? createLogger(config.log)
+    this.report = createReport(this.log, config.errorReporters)
+    this.connector = new Connector(config)
+    this.#poolSize = config.pool.size ?? options.poolSize ?? defaultPoolSize
+    const schemaOptions = { connector: this.connector, config }
+    this.schema = {
+      status: () => migrationStatus(schemaOptions),
+      migrate: (own = {}) => migrate({ ...schemaOptions, ...own }),
+    }
+    openInstances.add(this)
+  }
+
+  /**
+   * The job pool, opened at first use.
+   * @internal
+   */
+  get db(): Database {
+    this.#assertOpen()
+    this.#db ??= new Database({
+      connector: this.connector,
+      connect: {
+        target: 'base',
+        applicationName: this.config.connection.applicationName,
+        statementTimeout: this.config.readTimeout ?? 0,
+      },
+      size: this.#poolSize,
+      timeout: this.config.pool.timeout,
+      readTimeout: this.config.readTimeout,
+      requirePrimary: this.config.requirePrimary,
+      log: this.log.child({ component: 'database' }),
+    })
+    return this.#db
+  }
+
+  /** Queues: make, drop, purge, list, measure. */
+  get queues(): Queues {
+    this.#queues ??= new Queues({
+      db: this.db,
+      config: this.config,
+      log: this.log.child({ component: 'queues' }),
+    })
+    return this.#queues
+  }
+
+  /** Streams of this process: the endpoint's side, and signed names. Broadcast with {@link Pgbus.stream}. */
+  get streams(): Streams {
+    this.#assertOpen()
+    this.#streams ??= new Streams({
+      config: this.config,
+      connector: this.connector,
+      log: this.log.child({ component: 'streams' }),
+      report: this.report,
+    })
+    return this.#streams
+  }
+
+  /** A stream by name. */
+  stream(name: StreamName, options?: StreamOptions): Stream {
+    return this.streams.stream(name, options)
+  }
+
+  /**
+   * Puts one job on a queue. Resolves when its statement committed (with `tx`: when it was written into the
+   * caller's transaction).
+   * @throws SerializationError before any SQL when the arguments cannot be stored.
+   */
+  enqueue<A>(job: Job<A> | string, args: A, options?: EnqueueOptions): Promise<EnqueueResult> {
+    return this.#jobs.enqueue(job, args, options)
+  }
+
+  /** Puts many jobs on their queues in one transaction: all or none. Results are in list order. */
+  enqueueMany(
+    items: readonly EnqueueItem[],
+    options?: { tx?: Queryable | undefined },
+  ): Promise<EnqueueResult[]> {
+    return this.#jobs.enqueueMany(items, options)
+  }
+
+  /** @internal */
+  createWorker(entry: ResolvedWorkerEntry, onHeld?: WorkerOptions['onHeld']): Worker {
+    return new Worker({
+      db: this.db,
+      queues: this.queues,
+      config: this.config,
+      log: this.log.child({ component: 'worker' }),
+      report: this.report,
+      entry,
+      pgbus: this,
+      ...(onHeld ? { onHeld } : {}),
+    })
+  }
+
+  /** Ends streams and connections; resolves when they are closed. Calling it again waits for the same end. */
+  close(): Promise<void> {
+    this.#closing ??= this.#close()
+    return this.#closing
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.close()
+  }
+
+  async #close(): Promise<void> {
+    openInstances.delete(this)
+    // Streams first: their last frames are read through connections of their own.
+    await this.#streams?.close()
+    await this.#db?.close()
+  }
+
+  get #jobs(): Enqueuer {
+    this.#assertOpen()
+    this.#enqueuer ??= new Enqueuer({
+      db: this.db,
+      queues: this.queues,
+      config: this.config,
+      log: this.log.child({ component: 'enqueue' }),
+    })
+    return this.#enqueuer
+  }
+
+  #assertOpen(): void {
+    if (this.#closing)
+      throw new ClosedError('this pgbus instance is closed; make a new one with createPgbus()')
+  }
+}
+
+/**
+ * Makes an instance from options, `PGBUS_*` variables and defaults; reads no file and opens no connection.
+ * @throws ConfigurationError that names everything that is wrong.
+ */
+export function createPgbus(options: PgbusConfig = {}): Pgbus {
+  return new Pgbus(resolveConfig(options))
+}
+
+/** Loads the configuration file as the commands do, then makes an instance. */
+export async function loadPgbus(options: LoadConfigOptions = {}): Promise<Pgbus> {
+  const { config, warnings } = await loadConfig(options)
+  const pgbus = new Pgbus(config)
+  for (const warning of warnings)
+    pgbus.log.warn({ key: warning.path }, `configuration: ${warning.path} ${warning.rule}`)
+  return pgbus
+}
