@@ -21,8 +21,8 @@ export class PgbusError extends Error {
 
   static override [Symbol.hasInstance](value: unknown): boolean {
     if (typeof value !== 'object' || value === null) return false
-    if (PgbusError === PgbusError) return (value as { [brand]?: unknown })[brand] === true
-    return Function.prototype[Symbol.hasInstance].call(PgbusError, value)
+    if (this === PgbusError) return (value as { [brand]?: unknown })[brand] === true
+    return Function.prototype[Symbol.hasInstance].call(this, value)
   }
 }
 
