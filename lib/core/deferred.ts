@@ -1,5 +1,5 @@
 /** A promise with its two ends. */
-export interface Deferred<T> {
+export interface Deferred<T = void> {
   readonly promise: Promise<T>
   resolve(value: T): void
   reject(reason: unknown): void
