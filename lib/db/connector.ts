@@ -70,6 +70,9 @@ export class Connector {
     if (ssl !== null) config.ssl = ssl
     if (gucMode === 'options') {
       config.options = startupOptions({
+        // A plan made while a queue was nearly empty scans the whole table; kept for a queue that has grown to
+        // 300 000 rows, it took 460 ms per claim instead of 1. Planning each time costs less than 0.1 ms.
+        plan_cache_mode: 'force_custom_plan',
         ...variables,
         timezone: 'UTC',
         statement_timeout: options.statementTimeout,

@@ -1,0 +1,239 @@
+import type { ResolvedConfig } from '../config/options.ts'
+import { PgbusError, SchemaNotReadyError } from '../core/errors.ts'
+import type { Logger } from '../core/log.ts'
+import { type Database, sqlState } from '../db/database.ts'
+import { logicalOf, type PhysicalName, workerTables } from './names.ts'
+import { queueTable } from './statements.ts'
+
+export type QueueKind = 'job' | 'dlq'
+
+/** A logical queue (with all its priority levels), or one table by its physical name. */
+export type QueueRef = string | { physical: string }
+
+export interface QueueInfo {
+  /** Logical name; the physical one for a queue without our prefix. */
+  name: string
+  physical: string
+  kind: QueueKind
+  unlogged: boolean
+  partitioned: boolean
+  createdAt: Date
+}
+
+export interface QueueMetrics {
+  name: string
+  physical: string
+  kind: QueueKind
+  /** All messages: waiting, delayed, in progress. */
+  length: number
+  /** Messages that could be claimed now. */
+  visibleLength: number
+  /** Seconds since the oldest claimable message came due; null: nothing to claim. */
+  oldestClaimableAge: number | null
+  /** Messages ever sent. */
+  total: number
+}
+
+/** Another client made the same object in the same moment. Trying again finds it. */
+const raceCodes = new Set(['42P07', '42710', '42P06', '42723', '23505', '40001', '40P01', 'XX000'])
+/** The schema, a table or a function is missing. */
+const missingCodes = new Set(['3F000', '42883'])
+
+/**
+ * Creates, lists and removes queues. Creation runs on a connection of ours, never in a caller's transaction: DDL
+ * there would hold catalog locks until that transaction ends, and vanish with it. What exists is remembered only
+ * after its creation committed; whoever meets `42P01` calls {@link forget} and ensures again.
+ */
+export class Queues {
+  readonly #db: Database
+  readonly #config: ResolvedConfig
+  readonly #log: Logger
+  readonly #known = new Set<string>()
+  readonly #creating = new Map<string, Promise<void>>()
+
+  constructor(options: { db: Database; config: ResolvedConfig; log: Logger }) {
+    this.#db = options.db
+    this.#config = options.config
+    this.#log = options.log
+  }
+
+  /** Creates what is missing of these logical queues: a table, or one per priority level. */
+  async ensure(names: string | readonly string[]): Promise<void> {
+    const tables = workerTables(this.#config, typeof names === 'string' ? [names] : names)
+    for (const table of tables) await this.ensurePhysical(table, 'job')
+  }
+
+  /** Creates one table if it is missing. Concurrent calls for one table share the work. */
+  async ensurePhysical(physical: string, kind: QueueKind): Promise<void> {
+    if (this.#known.has(physical)) return
+    let creating = this.#creating.get(physical)
+    if (!creating) {
+      creating = this.#create(physical, kind).finally(() => this.#creating.delete(physical))
+      this.#creating.set(physical, creating)
+    }
+    await creating
+  }
+
+  isKnown(physical: string): boolean {
+    return this.#known.has(physical)
+  }
+
+  /** Makes the next {@link ensurePhysical} look at the database again. */
+  forget(physical: string): void {
+    this.#known.delete(physical)
+  }
+
+  /** Drops a queue and its archive. Dead letters stay until their own queue is dropped. False: there was none. */
+  async drop(queue: QueueRef): Promise<boolean> {
+    let dropped = false
+    for (const physical of this.#tables(queue)) {
+      this.#known.delete(physical)
+      const existed = await this.#locked(physical, async tx => {
+        const { rows } = await tx.query<{ existed: boolean }>('SELECT pgmq.drop_queue($1::text) AS existed', [
+          physical,
+        ])
+        // The functions of the extension leave the rows of other spellings behind.
+        await tx.query('DELETE FROM pgmq.meta WHERE lower(queue_name) = lower($1)', [physical])
+        return rows[0]?.existed === true
+      })
+      dropped ||= existed
+    }
+    return dropped
+  }
+
+  /** Deletes all messages of a queue, those in progress included, and returns how many there were. */
+  async purge(queue: QueueRef): Promise<number> {
+    let purged = 0
+    for (const physical of this.#tables(queue)) {
+      purged += await this.#locked(physical, async tx => {
+        const { rows: found } = await tx.query<{ exists: boolean }>(
+          'SELECT to_regclass($1) IS NOT NULL AS exists',
+          [queueTable(physical)],
+        )
+        if (found[0]?.exists !== true) return 0
+        const { rows } = await tx.query<{ purged: number }>('SELECT pgmq.purge_queue($1::text) AS purged', [
+          physical,
+        ])
+        return Number(rows[0]?.purged ?? 0)
+      })
+    }
+    return purged
+  }
+
+  /** Every queue of the database, those of other clients included, ordered by physical name. */
+  async list(): Promise<QueueInfo[]> {
+    const { rows } = await this.#query<{
+      physical: string
+      unlogged: boolean
+      partitioned: boolean
+      created_at: Date
+    }>(`SELECT DISTINCT ON (lower(queue_name)) lower(queue_name) AS physical, is_unlogged AS unlogged,
+       is_partitioned AS partitioned, created_at
+  FROM pgmq.meta ORDER BY lower(queue_name), created_at`)
+    return rows.map(row => ({
+      name: logicalOf(this.#config, row.physical),
+      physical: row.physical,
+      kind: kindOf(row.physical),
+      unlogged: row.unlogged,
+      partitioned: row.partitioned,
+      createdAt: row.created_at,
+    }))
+  }
+
+  /** Counts of one queue or of all. A queue that vanishes meanwhile is left out. */
+  async metrics(queue?: QueueRef): Promise<QueueMetrics[]> {
+    const listed = await this.list()
+    const wanted = queue === undefined ? null : new Set<string>(this.#tables(queue))
+    const metrics: QueueMetrics[] = []
+    for (const info of listed) {
+      if (wanted && !wanted.has(info.physical)) continue
+      const measured = await this.#measure(info)
+      if (measured) metrics.push(measured)
+    }
+    return metrics
+  }
+
+  async #measure(info: QueueInfo): Promise<QueueMetrics | undefined> {
+    try {
+      const { rows } = await this.#db.query<Omit<QueueMetrics, 'name' | 'physical' | 'kind'>>(
+        `SELECT count(*) AS length, count(*) FILTER (WHERE vt <= now()) AS "visibleLength",
+       extract(epoch FROM now() - min(vt) FILTER (WHERE vt <= now()))::float8 AS "oldestClaimableAge",
+       coalesce(pg_sequence_last_value(pg_get_serial_sequence($1, 'msg_id')::regclass), 0) AS total
+  FROM ${queueTable(info.physical)}`,
+        [queueTable(info.physical)],
+      )
+      const row = rows[0]
+      return row && { name: info.name, physical: info.physical, kind: info.kind, ...row }
+    } catch (error) {
+      if (sqlState(error) === '42P01') return undefined
+      throw error
+    }
+  }
+
+  async #create(physical: string, kind: QueueKind): Promise<void> {
+    const { enabled } = this.#config.notify
+    for (let attempt = 1; ; attempt += 1) {
+      try {
+        const { rows } = await this.#query<{ created: boolean }>(
+          'SELECT pgbus_create_queue($1::text, $2::text, false, $3::boolean) AS created',
+          [physical, kind, enabled],
+        )
+        this.#known.add(physical)
+        if (rows[0]?.created === true) this.#log.debug({ queue: physical }, 'queue created')
+        return
+      } catch (error) {
+        if (attempt > 1 || !raceCodes.has(sqlState(error))) throw error
+      }
+    }
+  }
+
+  #tables(queue: QueueRef): PhysicalName[] {
+    if (typeof queue !== 'string') return [queue.physical.toLowerCase() as PhysicalName]
+    return workerTables(this.#config, [queue])
+  }
+
+  async #query<R>(text: string, values?: unknown[]): Promise<{ rows: R[] }> {
+    try {
+      return await this.#db.query<R>(text, values)
+    } catch (error) {
+      throw schemaError(error)
+    }
+  }
+
+  /** Runs `fn` in a transaction that gives up when somebody holds the queue. */
+  async #locked<T>(
+    physical: string,
+    fn: (tx: Parameters<Parameters<Database['transaction']>[0]>[0]) => Promise<T>,
+  ): Promise<T> {
+    try {
+      return await this.#db.transaction(async tx => {
+        await tx.query("SET LOCAL lock_timeout = '5s'")
+        return fn(tx)
+      })
+    } catch (error) {
+      if (sqlState(error) === '55P03') {
+        throw new PgbusError(`queue "${physical}" is busy (a transaction holds it); try again`, {
+          cause: error,
+        })
+      }
+      throw schemaError(error)
+    }
+  }
+}
+
+function kindOf(physical: string): QueueKind {
+  return physical.endsWith('_dlq') ? 'dlq' : 'job'
+}
+
+function schemaError(error: unknown): unknown {
+  if (
+    missingCodes.has(sqlState(error)) ||
+    (sqlState(error) === '42P01' && /pgmq\.meta/.test(String(error)))
+  ) {
+    return new SchemaNotReadyError(
+      `pgbus is not installed in this database (${(error as Error).message}) — run "pgbus migrate"`,
+      { cause: error },
+    )
+  }
+  return error
+}

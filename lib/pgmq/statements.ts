@@ -1,0 +1,345 @@
+import { createHash } from 'node:crypto'
+import { InvalidQueueNameError } from '../core/errors.ts'
+import type { Statement } from '../db/database.ts'
+import { quoteIdentifier } from '../db/identifier.ts'
+import { maxPhysicalLength } from './names.ts'
+
+/**
+ * The SQL of the hot path, straight on the queue tables. The `pgmq.*` functions do the same for other clients.
+ *
+ * A delivery is identified by table, id and read count. Every statement that ends or changes one compares both
+ * numbers, so a worker whose message was handed on changes nothing and can tell by the ids that are missing.
+ */
+
+/** One delivery within a known table. */
+export interface Token {
+  msgId: number
+  readCount: number
+}
+
+export interface SendItem {
+  /** JSON text. */
+  message: string
+  /** JSON text of an object. */
+  headers: string | null
+  delayMs: number
+}
+
+/** A claimed message; or, with `msg_id` null, what an empty claim has to tell. */
+export interface ClaimRow {
+  msg_id: number | null
+  read_ct: number | null
+  enqueued_at: Date | null
+  /** JSON text. Null: another client sent SQL NULL. */
+  message: string | null
+  headers: string | null
+  /**
+   * Milliseconds until the next message that is not due yet, at most a day; null when there is none, or when as
+   * many rows as asked for were claimed (then more may be due now).
+   */
+  due_in_ms: number | null
+}
+
+export interface ClaimManyRow extends ClaimRow {
+  physical: string | null
+  /** `missing`: this table does not exist (any more); the others were read all the same. */
+  state: 'ok' | 'missing'
+}
+
+export interface MessageIdRow {
+  msg_id: number
+}
+
+export interface ExtendRow {
+  msg_id: number
+  /** `locked`: still this delivery, but somebody holds the row; try again. A token without a row is lost. */
+  state: 'extended' | 'locked'
+}
+
+export interface RetryItem extends Token {
+  delayMs: number
+  errorClass: string
+  errorMessage: string
+  backtrace: string | null
+}
+
+export interface BuryItem extends Token {
+  /** JSON text of what is stored under the header `pgbus_dead_letter`. */
+  deadLetter: string
+}
+
+/** Longest insert of one statement. */
+export const maxSendRows = 1_000
+export const maxSendBytes = 8 * 1024 * 1024
+
+/** Splits a list into pieces that one {@link sendMany} takes each; the order stays. */
+export function sendChunks<T extends Pick<SendItem, 'message' | 'headers'>>(items: readonly T[]): T[][] {
+  const chunks: T[][] = []
+  let chunk: T[] = []
+  let bytes = 0
+  for (const item of items) {
+    const size =
+      Buffer.byteLength(item.message) + (item.headers === null ? 0 : Buffer.byteLength(item.headers))
+    if (chunk.length === maxSendRows || (chunk.length > 0 && bytes + size > maxSendBytes)) {
+      chunks.push(chunk)
+      chunk = []
+      bytes = 0
+    }
+    chunk.push(item)
+    bytes += size
+  }
+  if (chunk.length > 0) chunks.push(chunk)
+  return chunks
+}
+
+/** Stores messages; rows `{ msg_id }` in the order of `items`. */
+export function sendMany(physical: string, items: readonly SendItem[]): Statement {
+  return {
+    name: statementName('send', physical),
+    // One timestamp for the batch: equally due rows are then claimed in id order.
+    text: `INSERT INTO ${queueTable(physical)} (vt, message, headers)
+SELECT (SELECT clock_timestamp()) + i.delay_ms * interval '1 millisecond', i.message::jsonb, i.headers::jsonb
+  FROM unnest($1::text[], $2::text[], $3::float8[]) WITH ORDINALITY AS i (message, headers, delay_ms, position)
+ ORDER BY i.position
+RETURNING msg_id`,
+    values: [items.map(i => i.message), items.map(i => i.headers), items.map(i => i.delayMs)],
+  }
+}
+
+/** Claims up to `quantity` due messages of one table, longest due first. Always at least one {@link ClaimRow}. */
+export function claim(physical: string, visibilityMs: number, quantity: number): Statement {
+  const table = queueTable(physical)
+  return {
+    name: statementName('claim', physical),
+    text: `WITH picked AS MATERIALIZED (
+  SELECT msg_id, vt FROM ${table} WHERE vt <= statement_timestamp()
+   ORDER BY vt, msg_id LIMIT $2::int FOR UPDATE SKIP LOCKED
+), taken AS (
+  UPDATE ${table} m
+     SET vt = clock_timestamp() + $1::float8 * interval '1 millisecond', read_ct = m.read_ct + 1, last_read_at = clock_timestamp()
+    FROM picked WHERE m.msg_id = picked.msg_id
+  RETURNING m.msg_id, m.read_ct, m.enqueued_at, m.message::text, m.headers::text, picked.vt AS due_at
+)
+SELECT t.msg_id, t.read_ct, t.enqueued_at, t.message, t.headers,
+       CASE WHEN (SELECT count(*) FROM taken) < $2::int THEN (
+         SELECT ceil(extract(epoch FROM least(min(vt), clock_timestamp() + interval '1 day') - clock_timestamp()) * 1000)::int
+           FROM ${table} WHERE vt > statement_timestamp() HAVING count(vt) > 0
+       ) END AS due_in_ms
+  FROM (SELECT) AS always LEFT JOIN taken t ON true
+ ORDER BY t.due_at, t.msg_id`,
+    values: [visibilityMs, quantity],
+  }
+}
+
+/**
+ * Claims from several tables in list order, in one round trip: an earlier table is emptied first, and nothing is
+ * claimed beyond `quantity`. Rows are {@link ClaimManyRow}; one without `physical` carries `due_in_ms` when fewer
+ * than `quantity` were claimed.
+ */
+export function claimMany(tables: readonly string[], quantity: number, visibilityMs: number): Statement {
+  for (const table of tables) checkLength(table)
+  return {
+    name: 'claim_many',
+    text: `SELECT physical, state, msg_id, read_ct, enqueued_at, message, headers, due_in_ms
+  FROM pgbus_claim_many($1::text[], $2::int, $3::int)`,
+    values: [tables, quantity, visibilityMs],
+  }
+}
+
+/**
+ * Moves done messages to the archive and forgets their recorded failures (only messages read more than once can
+ * have any). Rows `{ msg_id }` of those that are in the archive now. Running it again after a lost reply returns
+ * the same ids, because a delivery found in the archive counts as moved.
+ */
+export function archiveMany(physical: string, tokens: readonly Token[], failedName: string): Statement {
+  const archive = archiveTable(physical)
+  return {
+    name: statementName('archive', physical),
+    idempotent: true,
+    text: `WITH token AS MATERIALIZED (
+  SELECT msg_id, read_ct FROM unnest($1::bigint[], $2::int[]) AS t (msg_id, read_ct)
+), gone AS (
+  DELETE FROM ${queueTable(physical)} m USING token t WHERE m.msg_id = t.msg_id AND m.read_ct = t.read_ct
+  RETURNING m.msg_id, m.read_ct, m.enqueued_at, m.last_read_at, m.vt, m.message, m.headers
+), kept AS (
+  INSERT INTO ${archive} (msg_id, read_ct, enqueued_at, last_read_at, vt, message, headers)
+  SELECT msg_id, read_ct, enqueued_at, last_read_at, vt, message, headers FROM gone
+  RETURNING msg_id
+), cleared AS (
+  DELETE FROM pgbus_failed_events f USING gone g
+   WHERE g.read_ct > 1 AND f.queue_name = $3::text AND f.msg_id = g.msg_id
+)
+SELECT t.msg_id FROM token t
+ WHERE coalesce(
+   (SELECT true FROM kept k WHERE k.msg_id = t.msg_id),
+   (SELECT true FROM ${archive} a WHERE a.msg_id = t.msg_id AND a.read_ct = t.read_ct))`,
+    values: [...tokenArrays(tokens), failedName],
+  }
+}
+
+/**
+ * Records failures and hides the messages until their next attempt. One record per message, the newest error
+ * wins; payload and headers are recorded as stored. Rows `{ msg_id }` of those that were still this delivery.
+ */
+export function retryMany(physical: string, items: readonly RetryItem[], failedName: string): Statement {
+  const sorted = byId(items)
+  return {
+    name: statementName('retry', physical),
+    idempotent: true,
+    text: `WITH item AS MATERIALIZED (
+  SELECT * FROM unnest($1::bigint[], $2::int[], $3::float8[], $4::text[], $5::text[], $6::text[])
+    AS i (msg_id, read_ct, delay_ms, error_class, error_message, backtrace)
+), mine AS (
+  UPDATE ${queueTable(physical)} m SET vt = clock_timestamp() + i.delay_ms * interval '1 millisecond'
+    FROM item i WHERE m.msg_id = i.msg_id AND m.read_ct = i.read_ct
+  RETURNING m.msg_id, m.read_ct, m.message, m.headers, i.error_class, i.error_message, i.backtrace
+), recorded AS (
+  INSERT INTO pgbus_failed_events AS f
+    (queue_name, msg_id, payload, headers, error_class, error_message, backtrace, retry_count, failed_at)
+  SELECT $7::text, msg_id, message, headers, error_class, error_message, backtrace, greatest(read_ct - 1, 0),
+         clock_timestamp() AT TIME ZONE 'UTC'
+    FROM mine
+  ON CONFLICT (queue_name, msg_id) DO UPDATE
+    SET payload = excluded.payload, headers = excluded.headers, error_class = excluded.error_class,
+        error_message = excluded.error_message, backtrace = excluded.backtrace, retry_count = excluded.retry_count,
+        failed_at = excluded.failed_at
+)
+SELECT msg_id FROM mine`,
+    values: [
+      ...tokenArrays(sorted),
+      sorted.map(i => i.delayMs),
+      sorted.map(i => i.errorClass),
+      sorted.map(i => i.errorMessage),
+      sorted.map(i => i.backtrace),
+      failedName,
+    ],
+  }
+}
+
+/**
+ * Moves hopeless messages to the dead-letter queue, with their story in the header `pgbus_dead_letter`, and
+ * removes their failure records. Rows `{ msg_id }` of those that were still this delivery.
+ */
+export function buryMany(
+  physical: string,
+  deadLetterPhysical: string,
+  items: readonly BuryItem[],
+  failedName: string,
+): Statement {
+  const sorted = byId(items)
+  return {
+    name: statementName('bury', physical, deadLetterPhysical),
+    text: `WITH item AS MATERIALIZED (
+  SELECT * FROM unnest($1::bigint[], $2::int[], $3::text[]) AS i (msg_id, read_ct, dead_letter)
+), gone AS (
+  DELETE FROM ${queueTable(physical)} m USING item i WHERE m.msg_id = i.msg_id AND m.read_ct = i.read_ct
+  RETURNING m.msg_id, m.message, m.headers, i.dead_letter
+), buried AS (
+  INSERT INTO ${queueTable(deadLetterPhysical)} (vt, message, headers)
+  SELECT clock_timestamp(), message,
+         CASE WHEN jsonb_typeof(headers) = 'object' THEN headers ELSE '{}' END
+           || jsonb_build_object('pgbus_dead_letter', dead_letter::jsonb)
+    FROM gone ORDER BY msg_id
+), cleared AS (
+  DELETE FROM pgbus_failed_events f USING gone g WHERE f.queue_name = $4::text AND f.msg_id = g.msg_id
+)
+SELECT msg_id FROM gone`,
+    values: [...tokenArrays(sorted), sorted.map(i => i.deadLetter), failedName],
+  }
+}
+
+/**
+ * Renews leases; never shortens one. Rows are {@link ExtendRow}; a token without a row is lost. A row that
+ * somebody holds is skipped, so that one stuck lock does not delay the others.
+ */
+export function extend(physical: string, tokens: readonly Token[], visibilityMs: number): Statement {
+  const table = queueTable(physical)
+  return {
+    name: statementName('extend', physical),
+    idempotent: true,
+    text: `WITH token AS MATERIALIZED (
+  SELECT msg_id, read_ct FROM unnest($1::bigint[], $2::int[]) AS t (msg_id, read_ct)
+), free AS MATERIALIZED (
+  SELECT m.msg_id FROM token t JOIN ${table} m ON m.msg_id = t.msg_id AND m.read_ct = t.read_ct
+     FOR UPDATE OF m SKIP LOCKED
+), extended AS (
+  UPDATE ${table} m SET vt = greatest(m.vt, clock_timestamp() + $3::float8 * interval '1 millisecond')
+    FROM free WHERE m.msg_id = free.msg_id
+  RETURNING m.msg_id
+)
+SELECT m.msg_id, CASE WHEN e.msg_id IS NULL THEN 'locked' ELSE 'extended' END AS state
+  FROM token t
+  JOIN ${table} m ON m.msg_id = t.msg_id AND m.read_ct = t.read_ct
+  LEFT JOIN extended e ON e.msg_id = m.msg_id`,
+    values: [...tokenArrays(tokens), visibilityMs],
+  }
+}
+
+/**
+ * Gives messages back unrun: the read is not charged. `delayMs` null puts them at the front of the line. Rows
+ * `{ msg_id }` of those that were still this delivery.
+ *
+ * The next claim gets the same token again, so a token must not be used after its release.
+ */
+export function release(physical: string, tokens: readonly Token[], delayMs: number | null): Statement {
+  return {
+    name: statementName('release', physical),
+    text: `UPDATE ${queueTable(physical)} m
+   SET read_ct = greatest(m.read_ct - 1, 0),
+       vt = CASE WHEN $3::float8 IS NULL THEN m.enqueued_at ELSE clock_timestamp() + $3::float8 * interval '1 millisecond' END
+  FROM unnest($1::bigint[], $2::int[]) AS t (msg_id, read_ct)
+ WHERE m.msg_id = t.msg_id AND m.read_ct = t.read_ct
+RETURNING m.msg_id`,
+    values: [...tokenArrays(tokens), delayMs],
+  }
+}
+
+/** Lets others claim the messages of a process that died, now. The read stays charged. Rows `{ msg_id }`. */
+export function makeVisible(physical: string, tokens: readonly Token[]): Statement {
+  return {
+    name: statementName('visible', physical),
+    idempotent: true,
+    text: `UPDATE ${queueTable(physical)} m SET vt = least(m.vt, clock_timestamp())
+  FROM unnest($1::bigint[], $2::int[]) AS t (msg_id, read_ct)
+ WHERE m.msg_id = t.msg_id AND m.read_ct = t.read_ct
+RETURNING m.msg_id`,
+    values: tokenArrays(tokens),
+  }
+}
+
+/** `pgmq."q_<physical>"`, the table of waiting messages. */
+export function queueTable(physical: string): string {
+  return `pgmq.${quoteIdentifier(`q_${checkLength(physical)}`)}`
+}
+
+/** `pgmq."a_<physical>"`, the table of done messages. */
+export function archiveTable(physical: string): string {
+  return `pgmq.${quoteIdentifier(`a_${checkLength(physical)}`)}`
+}
+
+/** PostgreSQL cuts a longer identifier, which would silently name another table. */
+function checkLength(physical: string): string {
+  if (Buffer.byteLength(physical) > maxPhysicalLength) {
+    throw new InvalidQueueNameError(
+      `physical queue name "${physical}" has ${Buffer.byteLength(physical)} bytes, the limit is ${maxPhysicalLength}`,
+    )
+  }
+  return physical
+}
+
+/** Id order: two statements over the same rows then lock them in the same order and cannot deadlock. */
+function byId<T extends Token>(tokens: readonly T[]): T[] {
+  return tokens.toSorted((a, b) => a.msgId - b.msgId)
+}
+
+function tokenArrays(tokens: readonly Token[]): [number[], number[]] {
+  const sorted = byId(tokens)
+  return [sorted.map(t => t.msgId), sorted.map(t => t.readCount)]
+}
+
+/** Unique per kind and queue, and within the 63 bytes that the server keeps. */
+function statementName(kind: string, ...physicals: string[]): string {
+  const name = `${kind}:${physicals.join('>')}`
+  if (Buffer.byteLength(name) <= 63) return name
+  return `${kind}:${createHash('sha256').update(name).digest('hex').slice(0, 48)}`
+}
