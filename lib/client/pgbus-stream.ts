@@ -10,7 +10,7 @@
  * connections; ids at or below it are dropped, so nothing durable is seen twice. A connection is one
  * `Transport`: whatever arrives late for another one than the current does nothing.
  */
-import { isTransient, parseRetryAfter, ReconnectPolicy } from './reconnect-policy.ts'
+import { isTransient, maxTimeout, parseRetryAfter, ReconnectPolicy } from './reconnect-policy.ts'
 import { type SseFrame, SseParser } from './sse-parser.ts'
 
 export type StreamState = 'closed' | 'connecting' | 'open' | 'waiting'
@@ -174,6 +174,7 @@ export class PgbusStream extends EventTarget {
       if (refusal) return refusal
       transport.openedAt = performance.now()
       this.#change('open')
+      if (isStale()) return null
       this.#dispatch('pgbus:open', { lastEventId: this.#lastEventId, connectionId: null })
       const reader = response.body?.getReader()
       const parser = new SseParser({
@@ -310,7 +311,7 @@ export class PgbusStream extends EventTarget {
     clearTimeout(this.#watchdog)
     const limit = this.#heartbeat * missedHeartbeats
     const left = transport.lastByteAt + limit - performance.now()
-    if (left > 0) this.#watchdog = setTimeout(() => this.#watch(transport), left)
+    if (left > 0) this.#watchdog = setTimeout(() => this.#watch(transport), Math.min(left, maxTimeout))
     else this.#end(transport, { code: 'timeout', reason: `nothing arrived for ${limit} ms` })
   }
 

@@ -8,7 +8,7 @@ const maxRetry = 30_000
 /** A connection that held this long proves that the server is well again. */
 const stableAfter = 10_000
 /** `setTimeout` fires at once above this. */
-const maxTimeout = 2 ** 31 - 1
+export const maxTimeout = 2 ** 31 - 1
 
 export class ReconnectPolicy {
   readonly #random: () => number

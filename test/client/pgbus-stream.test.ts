@@ -399,14 +399,24 @@ t.test('given a silent connection', async t => {
 
   t.test('when heartbeats come, then it is kept', async t => {
     const { of, nth, server } = await setup(t, exchange => {
-      exchange.open({ heartbeat: 100 })
+      exchange.open({ heartbeat: 300 })
       const timer = setInterval(() => exchange.write(': heartbeat\n\n'), 50)
-      setTimeout(() => exchange.durable(1, 'end'), 600)
+      setTimeout(() => exchange.durable(1, 'end'), 1_200)
       void exchange.closed.then(() => clearInterval(timer))
     })
     await nth('message', 0)
     t.equal(of('close').length, 0)
     t.equal(server.requests.length, 1)
+  })
+
+  t.test('when the server names an endless heartbeat, then the watchdog does not spin', async t => {
+    const { stream, nth, of } = await setup(t, exchange => exchange.open({ heartbeat: 1e15 }).durable(1, 'a'))
+    await nth('message', 0)
+    const before = process.cpuUsage()
+    await new Promise(resolve => setTimeout(resolve, 300))
+    t.ok(process.cpuUsage(before).user < 200_000, 'less than 200 ms of 300')
+    t.equal(stream.state, 'open')
+    t.equal(of('close').length, 0)
   })
 
   t.test('when the next one never answers, then that is given up too', async t => {
@@ -511,11 +521,12 @@ t.test('given a stream that is closed', async t => {
     for (let round = 0; round < 40; round += 1) {
       stream.close()
       stream.connect()
-      if (round % 4 === 0) await new Promise(resolve => setTimeout(resolve, 5))
+      const known = server.requests.length
+      if (round % 4 === 0) await waitFor(() => server.requests.length > known, { interval: 1 })
     }
     stream.close()
-    await waitFor(() => server.requests.every(exchange => exchange.isClosed))
     t.ok(server.requests.length >= 10)
+    await waitFor(() => server.requests.every(exchange => exchange.isClosed))
   })
 })
 

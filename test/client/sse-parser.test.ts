@@ -77,20 +77,20 @@ t.test('given a whole stream', async t => {
 })
 
 t.test('given payloads that were written as a stream', async t => {
-  const payloads = [
-    'a\nb',
-    '\n',
-    'a\n',
-    '\n\na',
-    '  a  ',
-    '<p>\n  x\n</p>\n',
-    'größer 🚀 \u2028 \0',
-    '',
-    ': x',
-    'data: x',
-  ]
-  for (const payload of payloads) {
-    t.test(`when ${JSON.stringify(payload)} is read, then nothing is lost or trimmed`, async t => {
+  const payloads: Record<string, string> = {
+    'two lines': 'a\nb',
+    'a line feed': '\n',
+    'a line feed at the end': 'a\n',
+    'line feeds at the start': '\n\na',
+    blanks: '  a  ',
+    'indented HTML': '<p>\n  x\n</p>\n',
+    'characters beyond ASCII': 'gr\u00f6\u00dfer \u{1f680} \u2028 \0',
+    nothing: '',
+    'a comment': ': x',
+    'a data line': 'data: x',
+  }
+  for (const [title, payload] of Object.entries(payloads)) {
+    t.test(`when ${title} is read, then nothing is lost or trimmed`, async t => {
       const lines = payload.split('\n').map(line => `data: ${line}\n`)
       t.equal(parse([`${lines.join('')}\n`]).frames[0]?.data, payload)
     })

@@ -32,7 +32,7 @@ const flags = [
 /** Starts a headless browser; closed at teardown, with everything it wrote. */
 export async function launchBrowser(
   t: TestContext,
-  options: { args?: string[]; ignoreDefaultArgs?: string[] } = {},
+  _options: { args?: string[]; ignoreDefaultArgs?: string[] } = {},
 ): Promise<Browser> {
   const { path, env } = await findBrowser(process.env)
   const home = await mkdtemp(join(tmpdir(), 'pgbus-test-browser-'))
@@ -43,8 +43,7 @@ export async function launchBrowser(
   })
   browser = await chromium.launch({
     executablePath: path,
-    args: [...flags, ...(options.args ?? [])],
-    ignoreDefaultArgs: options.ignoreDefaultArgs ?? [],
+    args: flags,
     env: { PATH: process.env.PATH ?? '', HOME: home, TMPDIR: home, ...env },
   })
   return browser
