@@ -65,8 +65,28 @@ language sql stable set search_path from current as $$
      and (not notify or pgbus_has_insert_trigger(physical));
 $$;
 
--- Makes what a queue lacks and returns whether it lacked anything. Without the trigger lock (a transaction that
--- wrote to the queue is open) the queue works, found by polling; the next call tries again.
+-- Upstream's index is on vt alone. On an empty table ours costs nothing; on others the migration builds it without
+-- blocking anybody.
+create or replace function pgbus_order_queue(physical text) returns void
+language plpgsql set search_path from current set lock_timeout = '1s' as $$
+declare
+  index_name constant text := 'q_' || physical || '_vt_idx';
+  is_empty boolean;
+begin
+  if pg_get_indexdef(to_regclass(format('pgmq.%I', index_name))) like '%(vt, msg_id)' then
+    return;
+  end if;
+  execute format('select not exists (select from pgmq.%I)', 'q_' || physical) into is_empty;
+  if is_empty then
+    execute format('drop index if exists pgmq.%I', index_name);
+    execute format('create index %I on pgmq.%I (vt, msg_id)', index_name, 'q_' || physical);
+  end if;
+exception when lock_not_available then
+  raise debug 'queue "%" is busy, its index was left alone', physical;
+end $$;
+
+-- Returns whether the trigger was missing. Where it cannot be made, because a transaction that wrote to the queue
+-- is open, the queue works all the same, by polling; the next call tries again.
 create or replace function pgbus_add_insert_trigger(physical text) returns boolean
 language plpgsql set search_path from current set lock_timeout = '2s' as $$
 begin
@@ -91,9 +111,6 @@ create or replace function pgbus_create_queue(
 language plpgsql set search_path from current as $$
 declare
   notifies constant boolean := notify and kind <> 'dlq';
-  index_name constant text := 'q_' || physical || '_vt_idx';
-  index_columns text;
-  is_empty boolean;
 begin
   if kind not in ('job', 'dlq') then
     raise exception 'kind must be job or dlq, got %', kind using errcode = 'invalid_parameter_value';
@@ -105,21 +122,16 @@ begin
   if pgbus_queue_ready(physical, notifies) then
     return false;
   end if;
-  if unlogged then
-    perform pgmq.create_unlogged(physical);
-  else
-    perform pgmq.create(physical);
-  end if;
-  -- Upstream's index is on vt alone. On an empty table ours costs nothing; on others the migration builds it
-  -- without blocking anybody.
-  select pg_get_indexdef(to_regclass(format('pgmq.%I', index_name))) into index_columns;
-  if index_columns not like '%(vt, msg_id)' then
-    execute format('select not exists (select from pgmq.%I)', 'q_' || physical) into is_empty;
-    if is_empty then
-      execute format('drop index pgmq.%I', index_name);
-      execute format('create index %I on pgmq.%I (vt, msg_id)', index_name, 'q_' || physical);
+  -- Not for a queue that is only to be completed: making its index "if not exists" would wait for every open
+  -- transaction that wrote to it.
+  if not pgbus_queue_ready(physical, false) then
+    if unlogged then
+      perform pgmq.create_unlogged(physical);
+    else
+      perform pgmq.create(physical);
     end if;
   end if;
+  perform pgbus_order_queue(physical);
   perform pgbus_tune_queue(physical);
   if notifies then
     perform pgbus_add_insert_trigger(physical);
@@ -189,11 +201,10 @@ begin
   if remaining > 0 then
     physical := null; state := 'ok';
     msg_id := null; read_ct := null; enqueued_at := null; message := null; headers := null;
-    due_in_ms := ceil(extract(epoch from least(soonest, clock_timestamp() + interval '1 day') - clock_timestamp()) * 1000);
-    if soonest is null then
-      due_in_ms := null;
+    if soonest is not null then
+      due_in_ms := greatest(0, ceil(
+        extract(epoch from least(soonest, clock_timestamp() + interval '1 day') - clock_timestamp()) * 1000));
     end if;
-    due_in_ms := greatest(due_in_ms, 0);
     return next;
   end if;
 end $$;

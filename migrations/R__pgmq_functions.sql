@@ -171,8 +171,13 @@ begin
        vt timestamptz not null,
        message jsonb,
        headers jsonb)', a_table);
-  execute format('create index if not exists %I on pgmq.%I (vt, msg_id)', q_table || '_vt_idx', q_table);
-  execute format('create index if not exists %I on pgmq.%I (archived_at)', 'archived_at_idx_' || lower_name, a_table);
+  -- Even "if not exists" waits for every open transaction that wrote to the table.
+  if to_regclass(format('pgmq.%I', q_table || '_vt_idx')) is null then
+    execute format('create index %I on pgmq.%I (vt, msg_id)', q_table || '_vt_idx', q_table);
+  end if;
+  if to_regclass(format('pgmq.%I', 'archived_at_idx_' || lower_name)) is null then
+    execute format('create index %I on pgmq.%I (archived_at)', 'archived_at_idx_' || lower_name, a_table);
+  end if;
   insert into pgmq.meta (queue_name, is_partitioned, is_unlogged)
   select lower_name, false, c.relpersistence = 'u'
     from pg_class c

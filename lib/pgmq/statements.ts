@@ -122,8 +122,8 @@ export function claim(physical: string, visibilityMs: number, quantity: number):
 )
 SELECT t.msg_id, t.read_ct, t.enqueued_at, t.message, t.headers,
        CASE WHEN (SELECT count(*) FROM taken) < $2::int THEN (
-         SELECT ceil(extract(epoch FROM least(min(vt), clock_timestamp() + interval '1 day') - clock_timestamp()) * 1000)::int
-           FROM ${table} WHERE vt > statement_timestamp() HAVING count(vt) > 0
+         SELECT ceil(extract(epoch FROM least(vt, clock_timestamp() + interval '1 day') - clock_timestamp()) * 1000)::int
+           FROM ${table} WHERE vt > statement_timestamp() ORDER BY vt LIMIT 1
        ) END AS due_in_ms
   FROM (SELECT) AS always LEFT JOIN taken t ON true
  ORDER BY t.due_at, t.msg_id`,
