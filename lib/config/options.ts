@@ -91,13 +91,6 @@ export interface ResolvedConfig {
 
   readonly pgmq: { readonly schemaMode: 'auto' | 'extension' | 'embedded' }
   readonly migrations: { readonly onBoot: 'off' | 'check' | 'apply'; readonly lockTimeout: number }
-  readonly embedded: {
-    readonly enabled: boolean
-    readonly dataDir: string
-    readonly port: number
-    readonly persistent: boolean
-  }
-
   readonly web: {
     readonly app: string | null
     readonly host: string
@@ -137,13 +130,16 @@ type DurationKey =
   | 'lockTimeout'
   | 'bootTimeout'
 
+/** Keys that hold an object of somebody else: taken as a whole. */
+type OpaqueKey = 'ssl' | 'variables' | 'password' | 'logger'
+
 type Input<T> = {
   [K in keyof T]?: K extends DurationKey
     ? Duration | Extract<T[K], null> | undefined
-    : T[K] extends readonly (infer E)[]
-      ? readonly E[] | undefined
-      : T[K] extends Logger | Password | TlsOptions | RegExp | null
-        ? T[K] | undefined
+    : K extends OpaqueKey
+      ? T[K] | undefined
+      : T[K] extends readonly (infer E)[]
+        ? readonly E[] | undefined
         : T[K] extends object
           ? Input<T[K]> | undefined
           : T[K] | undefined

@@ -1,0 +1,465 @@
+import { availableParallelism } from 'node:os'
+import {
+  boolean,
+  type Checked,
+  custom,
+  databaseUrl,
+  duration,
+  integer,
+  integerOrZero,
+  number,
+  oneOf,
+  patterns,
+  portOrNull,
+  positiveInteger,
+  positiveIntegerOrNull,
+  type Rule,
+  stringList,
+  text,
+} from './rules.ts'
+
+/** One configuration key. This table is the single source of checks, variable names and documentation. */
+export interface Key {
+  readonly path: string
+  readonly rule: Rule
+  /** As a user would write it. */
+  readonly default: unknown
+  /** May be set by `PGBUS_<PATH>`. */
+  readonly env: boolean
+  /** Effect, in one sentence. */
+  readonly doc: string
+}
+
+const namePattern = (value: string): string | undefined =>
+  /^[A-Za-z0-9_]+$/.test(value) ? undefined : 'may contain only letters, digits and underscores'
+const atMostBytes = (limit: number) => (value: string) =>
+  Buffer.byteLength(value) <= limit ? undefined : `must be at most ${limit} bytes`
+const functionOr = (value: unknown): boolean => typeof value === 'function'
+
+const password = custom('string or function', 'text', value =>
+  value === null || functionOr(value) || (typeof value === 'string' && value !== '')
+    ? { value }
+    : { rule: 'must be a non-empty string or a function' },
+)
+const ssl = custom('boolean, TLS options or null', 'json', value =>
+  value === null || typeof value === 'boolean' || (typeof value === 'object' && !Array.isArray(value))
+    ? { value }
+    : { rule: 'must be an object or true or false' },
+)
+const variables = custom('record of settings', 'json', value => {
+  if (typeof value !== 'object' || value === null || Array.isArray(value))
+    return { rule: 'must be an object of settings' }
+  for (const [name, setting] of Object.entries(value)) {
+    if (!/^[a-z_][a-z0-9_.]*$/i.test(name)) return { rule: `"${name}" is not a PostgreSQL setting name` }
+    if (!['string', 'number', 'boolean'].includes(typeof setting))
+      return { rule: `"${name}" must be a string, a number or a boolean` }
+  }
+  return { value }
+})
+const secrets = custom('string of at least 16 characters, array of them, or null', 'list', value => {
+  const list = value === null ? [] : Array.isArray(value) ? value : [value]
+  const good = list.every(secret => typeof secret === 'string' && secret.length >= 16)
+  return good ? { value: list } : { rule: 'must be at least 16 characters' }
+})
+const webWorkers = custom('integer ≥ 0 or `auto`', 'text', (value): Checked => {
+  if (value === 'auto') return { value: availableParallelism() }
+  const count = typeof value === 'string' && /^\d+$/.test(value) ? Number(value) : value
+  return Number.isSafeInteger(count) && (count as number) >= 0
+    ? { value: count }
+    : { rule: 'must be an integer of zero or more or "auto"' }
+})
+const logger = custom('pino-like logger or null', 'text', value => {
+  if (value === null) return { value }
+  const candidate = value as Record<string, unknown>
+  const fits =
+    typeof value === 'object' &&
+    ['debug', 'info', 'warn', 'error', 'child'].every(name => functionOr(candidate[name]))
+  return fits ? { value } : { rule: 'must be a pino-compatible logger' }
+})
+const reporters = custom('array of functions', 'json', value =>
+  Array.isArray(value) && value.every(functionOr) ? { value } : { rule: 'must be an array of functions' },
+)
+const socketPath = text({
+  nullable: true,
+  also: value => (Buffer.byteLength(value) <= 100 ? undefined : 'is too long for a Unix socket path'),
+})
+
+const seconds = duration({ timer: true, seconds: true })
+const hostText = text({ nullable: true })
+
+type Row = [path: string, rule: Rule, fallback: unknown, env: boolean, doc: string]
+
+const rows: Row[] = [
+  [
+    'databaseUrl',
+    databaseUrl,
+    null,
+    true,
+    'Base connection of everything. `PGBUS_DATABASE_URL`, then `DATABASE_URL`, set it too.',
+  ],
+  [
+    'connection.host',
+    hostText,
+    null,
+    true,
+    'Host of the base connection; absent means the driver’s own default (`PGHOST`, then the Unix socket).',
+  ],
+  ['connection.port', portOrNull, null, true, 'Port of the base connection.'],
+  ['connection.database', hostText, null, true, 'Database of the base connection.'],
+  ['connection.user', hostText, null, true, 'User of the base connection.'],
+  [
+    'connection.password',
+    password,
+    null,
+    true,
+    'Password, or a function that gives one (or a promise of one) for each new connection.',
+  ],
+  ['connection.ssl', ssl, null, false, 'Passed to the driver; `sslmode=` in the URL works too.'],
+  ['connection.variables', variables, {}, false, 'Settings of every connection, pooled or dedicated.'],
+  [
+    'connection.gucMode',
+    oneOf(['options', 'session']),
+    'options',
+    true,
+    '`options`: settings travel in the start-up packet. `session`: `SET` after connecting, for poolers that refuse start-up options.',
+  ],
+  [
+    'connection.applicationName',
+    text({ also: atMostBytes(63) }),
+    'pgbus',
+    true,
+    '`application_name` of pooled connections. LISTEN connections are called `pgbus-listen`.',
+  ],
+  [
+    'pool.size',
+    positiveIntegerOrNull,
+    null,
+    true,
+    'Connections per process; null: the concurrency of a job worker (at least 2), else 5.',
+  ],
+  [
+    'pool.timeout',
+    duration({ timer: true, seconds: true }),
+    '5s',
+    true,
+    'Longest wait for a free connection.',
+  ],
+  ['requirePrimary', boolean, false, true, 'Refuse connections to a standby.'],
+  [
+    'readTimeout',
+    duration({ timer: true, nullable: true, seconds: true }),
+    '30s',
+    true,
+    'Limit of one statement on pooled connections; the client gives up 5 s later.',
+  ],
+  [
+    'databaseWait',
+    duration({ timer: true, zero: true, seconds: true }),
+    '2m',
+    true,
+    'How long a booting supervisor waits for a database that is not there yet; 0: fail at once.',
+  ],
+  ['queuePrefix', text({ also: namePattern }), 'pgbus', true, 'First part of every physical queue name.'],
+  ['defaultQueue', text({ also: namePattern }), 'default', true, 'Queue of a job that names none.'],
+  [
+    'priority.levels',
+    integer({ min: 1, max: 10, nullable: true, rule: 'must be an integer between 1 and 10 or null' }),
+    null,
+    true,
+    'More than 1: each queue becomes that many tables, lowest number first.',
+  ],
+  ['priority.default', integerOrZero, 1, true, 'Level of a job without a priority.'],
+  [
+    'visibilityTimeout',
+    duration({ wholeSeconds: true, seconds: true }),
+    '30s',
+    true,
+    'How long a claim hides a message; it is renewed while the job runs.',
+  ],
+  ['maxRetries', integerOrZero, 5, true, 'Executions of a job before it is a dead letter; 0 counts as 1.'],
+  [
+    'retry.base',
+    duration({ wholeSeconds: true, seconds: true }),
+    '5s',
+    true,
+    'Delay before the first retry; doubles each time.',
+  ],
+  ['retry.max', duration({ wholeSeconds: true, seconds: true }), '5m', true, 'Ceiling of the delay.'],
+  [
+    'retry.jitter',
+    number({ min: 0, max: 1, rule: 'must be between 0 and 1' }),
+    0.15,
+    true,
+    'Random share by which a delay may differ.',
+  ],
+  [
+    'jobTimeout',
+    duration({ timer: true, nullable: true, seconds: true }),
+    null,
+    true,
+    'Aborts `ctx.signal` of a job after this long and counts it as failed.',
+  ],
+  [
+    'workers',
+    custom('string, array of entries, or null', 'text', value => ({ value })),
+    undefined,
+    true,
+    'Job workers: `"critical: 5; default, mail: 10"`, or `[{ name?, queues, concurrency?, processes? }]`. Unset: the default queue with concurrency 5.',
+  ],
+  [
+    'imports',
+    stringList,
+    [],
+    true,
+    'Modules that define jobs, relative to the configuration file; imported by every job worker before it claims anything.',
+  ],
+  [
+    'pollingInterval',
+    duration({ timer: true }),
+    '100ms',
+    true,
+    'Pause between claims while notifications do not arrive.',
+  ],
+  ['drainTimeout', seconds, '30s', true, 'Grace for running jobs at shutdown; then their signal aborts.'],
+  [
+    'shutdownTimeout',
+    duration({ timer: true, nullable: true, seconds: true }),
+    null,
+    true,
+    'Longest time from the stop signal to the end of every child; null: `drainTimeout + 5s`.',
+  ],
+  ['notify.enabled', boolean, true, true, 'Create insert triggers and LISTEN on them; off: workers poll.'],
+  [
+    'notify.databaseUrl',
+    databaseUrl,
+    null,
+    true,
+    'Target of the job side’s LISTEN connection and of migrations, when the base goes through a pooler.',
+  ],
+  [
+    'notify.host',
+    hostText,
+    null,
+    true,
+    'Replaces the host of the base connection for LISTEN and migrations.',
+  ],
+  [
+    'notify.port',
+    portOrNull,
+    null,
+    true,
+    'Replaces the port of the base connection for LISTEN and migrations.',
+  ],
+  ['streams.enabled', boolean, true, true, 'Serve streams; broadcasting works either way.'],
+  [
+    'streams.path',
+    text({ nullable: true, also: value => (value.startsWith('/') ? undefined : 'must start with "/"') }),
+    null,
+    true,
+    'Public path of the endpoint when it differs from where the plugin is mounted.',
+  ],
+  [
+    'streams.secret',
+    secrets,
+    null,
+    true,
+    'Key of signed stream names; in an array the first signs and all verify. Required to serve streams.',
+  ],
+  [
+    'streams.listenScope',
+    oneOf(['master', 'process']),
+    'master',
+    true,
+    '`master`: one LISTEN connection per web host. `process`: one per web worker.',
+  ],
+  [
+    'streams.databaseUrl',
+    databaseUrl,
+    null,
+    true,
+    'Target of the streams’ LISTEN connection and, unless it has its own, of the streams pool.',
+  ],
+  ['streams.host', hostText, null, true, 'Replaces the host of the base connection for streams.'],
+  ['streams.port', portOrNull, null, true, 'Replaces the port of the base connection for streams.'],
+  [
+    'streams.pool.size',
+    positiveInteger,
+    5,
+    true,
+    'Connections for broadcasts and replay, apart from the job pool.',
+  ],
+  [
+    'streams.pool.timeout',
+    duration({ timer: true, seconds: true }),
+    '5s',
+    true,
+    'Longest wait for one of them.',
+  ],
+  ['streams.pool.databaseUrl', databaseUrl, null, true, 'Target of that pool.'],
+  ['streams.pool.host', hostText, null, true, 'Replaces the host for that pool.'],
+  ['streams.pool.port', portOrNull, null, true, 'Replaces the port for that pool.'],
+  [
+    'streams.applicationName',
+    text({ also: atMostBytes(50) }),
+    'pgbus_streams',
+    true,
+    '`application_name` of that pool; the process id is added.',
+  ],
+  [
+    'streams.defaultMode',
+    oneOf(['durable', 'ephemeral']),
+    'durable',
+    true,
+    'Mode of a broadcast when nothing else decides.',
+  ],
+  [
+    'streams.durablePatterns',
+    patterns,
+    [],
+    true,
+    'Streams that are durable by name, when the default is ephemeral.',
+  ],
+  [
+    'streams.ephemeralPatterns',
+    patterns,
+    [],
+    true,
+    'Streams that are ephemeral by name, when the default is durable.',
+  ],
+  ['streams.heartbeatInterval', seconds, '15s', true, 'Interval of keep-alive comments on open connections.'],
+  [
+    'streams.maxConnections',
+    positiveInteger,
+    2_000,
+    true,
+    'Open connections per web process; more are answered 503.',
+  ],
+  [
+    'streams.idleTimeout',
+    seconds,
+    '1h',
+    true,
+    'A connection without a message for so long is closed; the page returns when it wants.',
+  ],
+  [
+    'streams.maxAge',
+    duration({ timer: true, nullable: true, seconds: true }),
+    null,
+    true,
+    'Closes a connection after this long, so that it is authorised again.',
+  ],
+  [
+    'streams.listenHealthCheck',
+    seconds,
+    '5s',
+    true,
+    'Silence after which the streams’ LISTEN connection is checked.',
+  ],
+  ['streams.ackTimeout', seconds, '2s', true, 'Longest wait for the hub to confirm a subscription.'],
+  [
+    'streams.degradedPoll',
+    seconds,
+    '2s',
+    true,
+    'Interval of reads while notifications are known not to arrive.',
+  ],
+  ['streams.writeDeadline', seconds, '5s', true, 'A client that reads nothing for so long is disconnected.'],
+  [
+    'streams.maxBufferedBytes',
+    integerOrZero,
+    1_048_576,
+    true,
+    'Unsent bytes after which a client is set aside and catches up later; 0: no limit.',
+  ],
+  ['streams.maxPayloadBytes', positiveInteger, 1_048_576, true, 'Largest broadcast, as stored.'],
+  [
+    'pgmq.schemaMode',
+    oneOf(['auto', 'extension', 'embedded']),
+    'auto',
+    true,
+    'Where the `pgmq` schema comes from: an installed extension, or the SQL that comes with pgbus.',
+  ],
+  [
+    'migrations.onBoot',
+    oneOf(['off', 'check', 'apply']),
+    'check',
+    true,
+    '`check`: the supervisor warns about pending migrations. `apply`: it runs them first.',
+  ],
+  ['migrations.lockTimeout', seconds, '30s', true, 'Longest wait for another process that migrates.'],
+  ['web.app', hostText, null, true, 'Module that exports the web application.'],
+  ['web.host', text(), '127.0.0.1', true, 'Address that `pgbus-web` listens on; `HOST` sets it too.'],
+  [
+    'web.port',
+    integer({ min: 0, max: 65_535, rule: 'must be an integer between 0 and 65535' }),
+    3_000,
+    true,
+    'Port that `pgbus-web` listens on, 0: a free one; `PORT` sets it too.',
+  ],
+  [
+    'web.workers',
+    webWorkers,
+    'auto',
+    true,
+    'Cluster workers, `auto`: one per CPU; 0: one process without a cluster. `WEB_CONCURRENCY` sets it too.',
+  ],
+  ['web.shutdownTimeout', seconds, '30s', true, 'Grace of a web worker at shutdown.'],
+  ['web.bootTimeout', seconds, '60s', true, 'A web worker that is not ready after so long is replaced.'],
+  [
+    'web.hubSocket',
+    socketPath,
+    null,
+    true,
+    'Path of the streams hub’s socket; null: in the temporary folder, named after the primary.',
+  ],
+  [
+    'log.logger',
+    logger,
+    null,
+    false,
+    'A logger of the host (pino, `fastify.log`); its format and level stay as they are.',
+  ],
+  [
+    'log.format',
+    oneOf(['auto', 'text', 'json']),
+    'auto',
+    true,
+    '`auto`: text on a terminal, else JSON lines.',
+  ],
+  [
+    'log.level',
+    oneOf(['trace', 'debug', 'info', 'warn', 'error', 'fatal', 'silent']),
+    'info',
+    true,
+    'Least severe level that is written.',
+  ],
+  [
+    'errorReporters',
+    reporters,
+    [],
+    false,
+    'Functions `(error, context)` that are told each error nobody can catch.',
+  ],
+]
+
+export const keys: readonly Key[] = rows.map(([path, rule, fallback, env, doc]) => ({
+  path,
+  rule,
+  default: fallback,
+  env,
+  doc,
+}))
+export const keyByPath: ReadonlyMap<string, Key> = new Map(keys.map(key => [key.path, key]))
+
+/** Paths whose value is a whole to the table: their own content is not a level of keys. */
+export function isGroup(path: string): boolean {
+  return keys.some(key => key.path.startsWith(`${path}.`))
+}
+
+/** `pool.size` → `PGBUS_POOL_SIZE`. */
+export function variableName(path: string): string {
+  return `PGBUS_${path
+    .replaceAll('.', '_')
+    .replace(/([a-z0-9])([A-Z])/g, '$1_$2')
+    .toUpperCase()}`
+}
