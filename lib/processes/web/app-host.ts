@@ -1,0 +1,107 @@
+import type { ResolvedConfig } from '../../config/options.ts'
+import { ShutdownError } from '../../core/errors.ts'
+import type { Logger } from '../../core/log.ts'
+import { withDeadline } from '../../core/sleep.ts'
+import { Pgbus } from '../../pgbus.ts'
+import { type App, loadApp } from './app-module.ts'
+import { Connections } from './connections.ts'
+
+/** What the last steps of a drain may take after the application had its time. */
+const reserveMs = 1_000
+
+export interface AppHostOptions {
+  config: ResolvedConfig
+  /** Absolute path of the application module. */
+  app: string
+  /** Number of the worker; 0 in a process without workers. */
+  index: number
+}
+
+/**
+ * The application in this process, from import to the last byte: a worker of the cluster has one, and so has
+ * a launcher without workers. It owns the process's pgbus instance.
+ */
+export class AppHost {
+  readonly log: Logger
+  readonly #config: ResolvedConfig
+  readonly #path: string
+  readonly #index: number
+  readonly #pgbus: Pgbus
+  readonly #draining = new AbortController()
+  #app: App | undefined
+  #connections: Connections | undefined
+  #drained: Promise<void> | undefined
+
+  constructor({ config, app, index }: AppHostOptions) {
+    this.#config = config
+    this.#path = app
+    this.#index = index
+    this.#pgbus = new Pgbus(config)
+    this.log = this.#pgbus.log.child({ component: 'web.worker', worker: index })
+  }
+
+  /** Open client connections. */
+  get connections(): number {
+    return this.#connections?.open ?? 0
+  }
+
+  /** Imports the application and listens. Resolves to the URLs; to none when draining began meanwhile. */
+  async boot(): Promise<string[]> {
+    const { host, port } = this.#config.web
+    const app = await loadApp(this.#path, {
+      pgbus: this.#pgbus,
+      config: this.#config,
+      worker: { index: this.#index, pid: process.pid },
+      log: this.log,
+      signal: this.#draining.signal,
+    })
+    // A drain that began before this line does not know of the application: it ends here.
+    if (this.#draining.signal.aborted) {
+      await app.close()
+      return []
+    }
+    this.#app = app
+    this.#connections = new Connections(app.server)
+    return await app.listen({ host, port })
+  }
+
+  /**
+   * Lets running requests and streams end, closes the application, then the instance; within `budget`
+   * milliseconds, after which connections are cut. An error in one step is logged and the next one runs.
+   */
+  drain(budget: number): Promise<void> {
+    this.#drained ??= this.#drain(budget)
+    return this.#drained
+  }
+
+  async #drain(budget: number): Promise<void> {
+    const until = performance.now() + budget
+    const left = () => Math.max(0, until - performance.now())
+    this.#draining.abort(new ShutdownError('pgbus-web is stopping'))
+    this.#connections?.refuse()
+    const app = this.#app
+    if (app !== undefined) {
+      const closed = this.#attempt('close the application', () => app.close())
+      if (!(await withDeadline(closed, Math.max(0, left() - reserveMs)))) {
+        this.log.warn({ connections: this.connections }, 'the drain took too long; cutting what is left')
+        this.#connections?.destroy()
+        await withDeadline(closed, Math.max(reserveMs / 4, left() / 2))
+      }
+    }
+    const closed = this.#attempt('close pgbus', () => this.#pgbus.close())
+    if (!(await withDeadline(closed, Math.max(reserveMs / 4, left()))))
+      this.log.warn('pgbus did not close in time')
+  }
+
+  async #attempt(what: string, step: () => Promise<void>): Promise<true> {
+    try {
+      await step()
+    } catch (error) {
+      this.log.error(
+        { err: error },
+        `failed to ${what}: ${error instanceof Error ? error.message : String(error)}`,
+      )
+    }
+    return true
+  }
+}
