@@ -236,6 +236,10 @@ language plpgsql set search_path from current as $$
 declare
   pending record;
 begin
+  -- By its key: looking for rows of the transaction would walk past all those that the first run removed.
+  if not exists (select from pgbus_stream_pending p where p.id = new.id) then
+    return null;
+  end if;
   for pending in
     with gone as (
       delete from pgbus_stream_pending where xid = pg_current_xact_id() returning id, stream, message

@@ -6,7 +6,7 @@ import { sleep } from '../core/sleep.ts'
 /** Installing and upgrading: `pgmqinst` in ASCII, shared with the other clients that install PGMQ. */
 export const migrationLock = '8099562788716704628'
 
-const pollMs = 50
+const pollMs = 20
 
 /**
  * Takes a session lock, trying again until `timeout` ms have passed; false when it was not free. Waiting inside

@@ -112,6 +112,8 @@ interface Found {
   available: boolean
   /** `pgmq.meta` exists. */
   tables: boolean
+  /** There are functions in schema `pgmq`, whoever made them. */
+  functions: boolean
   /** Build of our functions, from the comment of the schema; null: those of somebody else, or none. */
   build: number | null
 }
@@ -132,12 +134,12 @@ class Run {
 
   async apply(): Promise<string[]> {
     this.#schema = await this.#currentSchema()
-    await this.#locked(() =>
-      this.#client.query(`CREATE TABLE IF NOT EXISTS ${ledgerTable} (
-  name text PRIMARY KEY, checksum text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now(), duration_ms int)`),
-    )
-    this.#refuseChanged(await this.#ledger())
-    const mode = await this.#locked(() => this.#installExtension())
+    const mode = await this.#locked(async () => {
+      await this.#client.query(`CREATE TABLE IF NOT EXISTS ${ledgerTable} (
+  name text PRIMARY KEY, checksum text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now(), duration_ms int)`)
+      this.#refuseChanged(await this.#ledger())
+      return this.#installExtension()
+    })
 
     const applied: string[] = []
     for (const file of this.#files) {
@@ -169,7 +171,7 @@ class Run {
     const mode = found.extension === null ? 'embedded' : 'extension'
     const files = this.#files.filter(file => file.kind !== 'always')
     const pending = files.filter(file => this.#isPending(file, mode, found, ledger))
-    const { rows } = found.tables && ledger.size > 0 ? await this.#newestVersion() : { rows: [] }
+    const { rows } = found.tables && ledger.has(pgmqFiles.functions) ? await this.#newestVersion() : { rows: [] }
     return {
       applied: files.filter(file => ledger.has(file.name) && !pending.includes(file)).map(file => file.name),
       pending: pending.map(file => file.name),
@@ -185,6 +187,8 @@ class Run {
   async #applyFile(file: MigrationFile, mode: 'embedded' | 'extension'): Promise<boolean> {
     for (let attempt = 1; ; attempt += 1) {
       try {
+        // Without the lock first: a fleet that boots on an up-to-date database does not queue up.
+        if (!this.#isPending(file, mode, await this.#find(), await this.#ledger())) return false
         return await this.#locked(async () => {
           const found = await this.#find()
           const ledger = await this.#ledger()
@@ -194,7 +198,7 @@ class Run {
           if (!foreign) await this.#client.query(file.text)
           if (file.kind === 'always') return false
           await this.#record(file, performance.now() - started)
-          if (file.name === pgmqFiles.functions) await this.#recordVersion(found, ledger)
+          if (file.name === pgmqFiles.functions) await this.#recordVersion(found)
           return true
         })
       } catch (error) {
@@ -228,8 +232,12 @@ class Run {
         await releaseSessionLock(this.#client, migrationLock)
       }
     }
-    if (!recorded) await this.#locked(() => this.#record(file, performance.now() - started))
-    return changed || !recorded
+    if (recorded) return changed
+    return this.#locked(async () => {
+      if ((await this.#ledger()).get(file.name) === file.checksum) return changed
+      await this.#record(file, performance.now() - started)
+      return true
+    })
   }
 
   async #statements(file: MigrationFile): Promise<string[]> {
@@ -338,13 +346,15 @@ class Run {
       extension: string | null
       available: boolean
       tables: boolean
+      functions: boolean
       comment: string | null
     }>(`SELECT (SELECT extversion FROM pg_extension WHERE extname = 'pgmq') AS extension,
        EXISTS (SELECT FROM pg_available_extensions WHERE name = 'pgmq') AS available,
        to_regclass('pgmq.meta') IS NOT NULL AS tables,
+       EXISTS (SELECT FROM pg_proc WHERE pronamespace = to_regnamespace('pgmq')) AS functions,
        obj_description(to_regnamespace('pgmq'), 'pg_namespace') AS comment`)
-    const { extension, available, tables, comment } = rows[0]!
-    return { extension, available, tables, build: comment === null ? null : buildOf(comment) }
+    const { comment, ...found } = rows[0]!
+    return { ...found, build: comment === null ? null : buildOf(comment) }
   }
 
   /** Name → checksum of what is applied. */
@@ -368,29 +378,20 @@ ON CONFLICT (name) DO UPDATE SET checksum = excluded.checksum, applied_at = now(
   }
 
   /** Other clients read the newest row of this table to learn which PGMQ is there. */
-  async #recordVersion(found: Found, ledger: Map<string, string>): Promise<void> {
-    if (found.extension !== null) {
-      await this.#insertVersion(found.extension, 'extension')
-      return
-    }
-    const isUpgrade =
-      ledger.has(pgmqFiles.functions) ||
-      (found.tables && found.build === null && !ledger.has(pgmqFiles.schema))
-    await this.#insertVersion(pgmqVersion, isUpgrade ? 'upgrade' : 'embedded')
-  }
-
-  async #insertVersion(version: string, method: 'embedded' | 'extension' | 'upgrade'): Promise<void> {
+  async #recordVersion(found: Found): Promise<void> {
+    const version = found.extension ?? pgmqVersion
+    const method = found.extension !== null ? 'extension' : found.functions ? 'upgrade' : 'embedded'
     const { rows } = await this.#newestVersion()
-    if (rows[0]?.version === version && rows[0].install_method === method) return
+    if (rows[0]?.version === version) return
     await this.#client.query(
       'INSERT INTO pgbus_pgmq_schema_versions (version, install_method) VALUES ($1, $2)',
       [version, method],
     )
   }
 
-  #newestVersion(): Promise<{ rows: { version: string; install_method: string }[] }> {
-    return this.#client.query<{ version: string; install_method: string }>(
-      'SELECT version, install_method FROM pgbus_pgmq_schema_versions ORDER BY installed_at DESC, id DESC LIMIT 1',
+  #newestVersion(): Promise<{ rows: { version: string }[] }> {
+    return this.#client.query<{ version: string }>(
+      'SELECT version FROM pgbus_pgmq_schema_versions ORDER BY installed_at DESC, id DESC LIMIT 1',
     )
   }
 

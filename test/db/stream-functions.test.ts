@@ -200,7 +200,7 @@ t.test('given a broadcast within a transaction', async t => {
     await client!.query(
       `INSERT INTO pgbus_stream_pending (stream, message) SELECT 'many', '{}' FROM generate_series(1, 10000)`,
     )
-    t.ok(performance.now() - started < 10_000)
+    t.ok(performance.now() - started < 3_000, 'not quadratic, which takes 7 s')
     t.equal((await stored(test)).length, 10_000)
   })
 })
