@@ -1,0 +1,46 @@
+import { type Duration, parseDuration } from '../core/duration.ts'
+
+const brand = Symbol.for('pgbus.control')
+
+/** Thrown by a handler that wants to run again after a delay of its own. Counts as an attempt, is not reported. */
+export class RetryJob extends Error {
+  readonly [brand] = 'retry'
+  override readonly name = 'RetryJob'
+  /** Milliseconds. */
+  readonly delay: number
+
+  constructor(options: { delay: Duration; reason?: string | undefined }) {
+    super(options.reason ?? 'the job asked to run again')
+    const delay = parseDuration(options.delay)
+    if (delay === undefined) {
+      throw new TypeError(`RetryJob: delay must be a duration such as "30s", got ${String(options.delay)}`)
+    }
+    this.delay = delay
+  }
+}
+
+/** Thrown by a handler whose job has become pointless: it is archived, and neither retried nor buried. */
+export class DiscardJob extends Error {
+  readonly [brand] = 'discard'
+  override readonly name = 'DiscardJob'
+}
+
+/** By brand: the handler may have thrown the class of another copy of the package. */
+export function isRetryJob(thrown: unknown): thrown is RetryJob {
+  return brandOf(thrown) === 'retry'
+}
+
+export function isDiscardJob(thrown: unknown): thrown is DiscardJob {
+  return brandOf(thrown) === 'discard'
+}
+
+function brandOf(thrown: unknown): unknown {
+  try {
+    return typeof thrown === 'object' && thrown !== null
+      ? (thrown as { [brand]?: unknown })[brand]
+      : undefined
+  } catch {
+    // A proxy that throws is none of ours.
+    return undefined
+  }
+}

@@ -1,0 +1,258 @@
+import { currentInstance } from '../core/context.ts'
+import { type Duration, parseDuration } from '../core/duration.ts'
+import type { JsonValue } from '../core/json.ts'
+import type { Logger } from '../core/log.ts'
+import type { Pgbus } from '../pgbus.ts'
+import type { EnqueueOptions, EnqueueResult } from './enqueue.ts'
+import { isSchema, type SchemaInput, type SchemaOutput, type StandardSchemaV1 } from './standard-schema.ts'
+
+/** How long to wait before the next attempt: parts of the formula, or a function of the attempt that failed. */
+export type RetryPolicy =
+  | { base?: Duration | undefined; max?: Duration | undefined; jitter?: number | undefined }
+  | ((attempt: number, error: Error) => Duration | 'discard' | 'dead')
+
+export interface JobOptions {
+  /** Unique name, at most 255 characters. It is stored with every job. */
+  name: string
+  /** Logical queue. Default `defaultQueue`. */
+  queue?: string | undefined
+  /** Lower runs first. Only with `priority.levels`; else it is stored and nothing more. */
+  priority?: number | undefined
+  /** Longest run of one attempt; null: none. Default `jobTimeout`. */
+  timeout?: Duration | null | undefined
+  /** Executions until the job is dead-lettered, at least 1. Default `maxRetries`. */
+  maxAttempts?: number | undefined
+  /** Default `retry`. */
+  retry?: RetryPolicy | undefined
+  /** Checks the arguments at enqueue and before the handler, which gets what the schema made of them. */
+  schema?: StandardSchemaV1 | undefined
+}
+
+/** Options of `job.enqueue`. */
+export interface JobEnqueueOptions extends EnqueueOptions {
+  /** Instance to use. Default: that of the running handler, else the only open one of the process. */
+  pgbus?: Pgbus | undefined
+}
+
+/** A defined job. */
+export interface Job<A = JsonValue> {
+  readonly name: string
+  /** Puts this job on its queue. */
+  enqueue(args: A, options?: JobEnqueueOptions): Promise<EnqueueResult>
+  /** Puts many on their queues in one transaction: all or none. `options` apply where an item says nothing. */
+  enqueueMany(
+    items: readonly ({ args: A } & Omit<EnqueueOptions, 'tx'>)[],
+    options?: JobEnqueueOptions,
+  ): Promise<EnqueueResult[]>
+}
+
+/** What a handler gets beside its arguments. */
+export interface JobContext {
+  readonly job: {
+    readonly id: string
+    readonly name: string
+    /** Logical name. */
+    readonly queue: string
+    readonly msgId: number
+    /** 1 for the first. */
+    readonly attempt: number
+    readonly maxAttempts: number
+    readonly priority: number | null
+    readonly enqueuedAt: Date
+    /** When it was to run; null: at once. */
+    readonly scheduledAt: Date | null
+    readonly headers: Readonly<Record<string, JsonValue>>
+  }
+  /** Aborts with JobTimeoutError, LeaseLostError or ShutdownError. */
+  readonly signal: AbortSignal
+  /** The worker is finishing its last jobs. */
+  readonly stopping: boolean
+  /** Names the job in every line. */
+  readonly log: Logger
+  readonly pgbus: Pgbus
+  /** Keeps the message for at least this long from now, beyond the renewal that happens anyway. */
+  extend(by: Duration): Promise<void>
+}
+
+/** @internal */
+export interface JobDefinition {
+  readonly name: string
+  readonly queue: string | undefined
+  readonly priority: number | undefined
+  /** Milliseconds; null: none; undefined: as configured. */
+  readonly timeout: number | null | undefined
+  readonly maxAttempts: number | undefined
+  readonly retry:
+    | { readonly base?: number; readonly max?: number; readonly jitter?: number }
+    | ((attempt: number, error: Error) => unknown)
+  readonly schema: StandardSchemaV1 | undefined
+  readonly handler: (args: unknown, context: JobContext) => unknown
+  /** File and position of the definition. */
+  readonly place: string
+}
+
+const key = Symbol.for('pgbus.jobs')
+const holder = globalThis as { [key]?: Map<string, JobDefinition> }
+
+/** Every definition of the process. A Map: a job may be called `__proto__`. */
+holder[key] ??= new Map<string, JobDefinition>()
+const catalogue = holder[key]
+
+const optionNames = new Set(['name', 'queue', 'priority', 'timeout', 'maxAttempts', 'retry', 'schema'])
+const retryNames = new Set(['base', 'max', 'jitter'])
+const maxNameLength = 255
+
+/**
+ * Defines a job: its name, and the function that does it.
+ * @throws TypeError naming the job when an option is wrong, or when the name is taken by another handler.
+ */
+export function defineJob<S extends StandardSchemaV1>(
+  options: JobOptions & { schema: S },
+  handler: (args: SchemaOutput<S>, context: JobContext) => unknown,
+): Job<SchemaInput<S>>
+export function defineJob<A = JsonValue>(
+  options: JobOptions & { schema?: StandardSchemaV1<A, A> | undefined },
+  handler: (args: A, context: JobContext) => unknown,
+): Job<A>
+export function defineJob<A>(
+  options: JobOptions,
+  handler: (args: A, context: JobContext) => unknown,
+): Job<A> {
+  const definition = check(options, handler as JobDefinition['handler'], callSite())
+  const known = catalogue.get(definition.name)
+  if (known && !isSameDefinition(known, definition)) {
+    throw new TypeError(
+      `job "${definition.name}" is defined twice: at ${known.place} and at ${definition.place}; give one another name`,
+    )
+  }
+  catalogue.set(definition.name, definition)
+  return Object.freeze({
+    name: definition.name,
+    enqueue: (args: A, { pgbus, ...own }: JobEnqueueOptions = {}) =>
+      currentInstance(pgbus).enqueue(definition.name, args, own),
+    enqueueMany: (
+      items: readonly ({ args: A } & Omit<EnqueueOptions, 'tx'>)[],
+      { pgbus, tx, ...shared }: JobEnqueueOptions = {},
+    ) =>
+      currentInstance(pgbus).enqueueMany(
+        items.map(item => ({ ...shared, ...item, job: definition.name })),
+        { tx },
+      ),
+  })
+}
+
+/** The definition of a job, if this process has one. @internal */
+export function findJob(name: string): JobDefinition | undefined {
+  return catalogue.get(name)
+}
+
+function check(options: JobOptions, handler: JobDefinition['handler'], place: string): JobDefinition {
+  if (typeof options !== 'object' || options === null) {
+    throw new TypeError('defineJob: the first argument must be an object of options')
+  }
+  const { name, queue, priority, timeout, maxAttempts, retry, schema } = options
+  if (typeof name !== 'string' || name === '' || name.length > maxNameLength || name.includes('\0')) {
+    throw new TypeError(
+      `defineJob: name must be a string of 1 to ${maxNameLength} characters, got ${shown(name)}`,
+    )
+  }
+  const refuse = (rule: string, value: unknown): never => {
+    throw new TypeError(`job "${name}": ${rule}, got ${shown(value)}`)
+  }
+  for (const option of Object.keys(options)) {
+    if (!optionNames.has(option)) {
+      throw new TypeError(
+        `job "${name}": unknown option "${option}"; there are ${[...optionNames].join(', ')}`,
+      )
+    }
+  }
+  if (typeof handler !== 'function') refuse('the handler must be a function', handler)
+  // Prefix and suffixes are known only to an instance; the rest of the rules for names hold everywhere.
+  if (queue !== undefined && (typeof queue !== 'string' || !/^[A-Za-z0-9_]+$/.test(queue))) {
+    refuse('queue must be a name of letters, digits and underscores', queue)
+  }
+  if (priority !== undefined && (!Number.isSafeInteger(priority) || priority < 0)) {
+    refuse('priority must be an integer of at least 0', priority)
+  }
+  if (maxAttempts !== undefined && (!Number.isSafeInteger(maxAttempts) || maxAttempts < 1)) {
+    refuse('maxAttempts must be an integer of at least 1', maxAttempts)
+  }
+  const timeoutMs = timeout === undefined || timeout === null ? timeout : parseDuration(timeout)
+  if (timeout !== undefined && timeout !== null && !timeoutMs) {
+    refuse('timeout must be null or a duration above 0 such as "30s"', timeout)
+  }
+  if (schema !== undefined && !isSchema(schema)) {
+    refuse('schema must follow Standard Schema (it has no "~standard".validate)', schema)
+  }
+  return Object.freeze({
+    name,
+    queue,
+    priority,
+    timeout: timeoutMs,
+    maxAttempts,
+    retry: checkRetry(retry, refuse),
+    schema,
+    handler,
+    place,
+  })
+}
+
+function checkRetry(
+  retry: RetryPolicy | undefined,
+  refuse: (rule: string, value: unknown) => never,
+): JobDefinition['retry'] {
+  if (typeof retry === 'function') return retry
+  if (retry === undefined) return {}
+  if (typeof retry !== 'object' || retry === null) {
+    return refuse('retry must be a function or an object of base, max and jitter', retry)
+  }
+  for (const option of Object.keys(retry)) {
+    if (!retryNames.has(option)) refuse('retry has only base, max and jitter', option)
+  }
+  const parts: { base?: number; max?: number; jitter?: number } = {}
+  for (const part of ['base', 'max'] as const) {
+    if (retry[part] === undefined) continue
+    parts[part] =
+      parseDuration(retry[part]) ?? refuse(`retry.${part} must be a duration such as "30s"`, retry[part])
+  }
+  const { jitter } = retry
+  if (jitter !== undefined) {
+    if (typeof jitter !== 'number' || !(jitter >= 0 && jitter <= 1)) {
+      refuse('retry.jitter must be a number from 0 to 1', jitter)
+    }
+    parts.jitter = jitter
+  }
+  return parts
+}
+
+/**
+ * The same module evaluated again (a reload, or the same file under another URL) may define its jobs again. Two
+ * handlers that differ within one evaluation, or come from two files, are a mistake.
+ */
+function isSameDefinition(known: JobDefinition, next: JobDefinition): boolean {
+  if (known.handler === next.handler) return true
+  const [knownUrl, nextUrl] = [withoutPosition(known.place), withoutPosition(next.place)]
+  if (withoutQuery(knownUrl) !== withoutQuery(nextUrl)) return false
+  return knownUrl !== nextUrl || String(known.handler) === String(next.handler)
+}
+
+/** `url:line:column` of whoever called `defineJob`. */
+function callSite(): string {
+  const trace: { stack?: string } = {}
+  Error.captureStackTrace(trace, defineJob)
+  const frame = trace.stack?.split('\n')[1]?.trim() ?? ''
+  return /\(([^()]+)\)$/.exec(frame)?.[1] ?? frame.replace(/^at (async )?/, '')
+}
+
+function withoutPosition(place: string): string {
+  return place.replace(/:\d+:\d+$/, '')
+}
+
+function withoutQuery(url: string): string {
+  return url.replace(/[?#].*$/, '')
+}
+
+function shown(value: unknown): string {
+  if (typeof value === 'string') return JSON.stringify(value.length > 80 ? `${value.slice(0, 80)}…` : value)
+  return typeof value === 'object' && value !== null ? 'an object' : String(value)
+}

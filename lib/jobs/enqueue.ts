@@ -1,0 +1,367 @@
+import { randomUUID } from 'node:crypto'
+import type { ResolvedConfig } from '../config/options.ts'
+import { type Duration, parseDuration } from '../core/duration.ts'
+import { EnqueueError, QueueNotFoundError } from '../core/errors.ts'
+import { encodeText, type JsonValue } from '../core/json.ts'
+import type { Logger } from '../core/log.ts'
+import { type Database, type Queryable, type Statement, sqlState } from '../db/database.ts'
+import { type PhysicalName, targetQueue, validateQueueName } from '../pgmq/names.ts'
+import type { Queues } from '../pgmq/queues.ts'
+import { type MessageIdRow, type SendItem, sendChunks, sendMany } from '../pgmq/statements.ts'
+import { findJob, type Job } from './define.ts'
+import { writeEnvelope } from './envelope.ts'
+import { GroupCommit } from './group-commit.ts'
+import { applySchema } from './standard-schema.ts'
+
+export interface EnqueueOptions {
+  /** Logical queue. Default: that of the definition, else `defaultQueue`. */
+  queue?: string | undefined
+  /** Lower runs first, with `priority.levels`. Default: that of the definition, else `priority.default`. */
+  priority?: number | undefined
+  /** Earliest start, from now. Not together with `runAt`. */
+  delay?: Duration | undefined
+  /** Earliest start: a date, ISO 8601, or milliseconds of the epoch. In the past: now. */
+  runAt?: Date | string | number | undefined
+  /** Plain JSON, stored beside the message and found in `ctx.job.headers`. */
+  headers?: Record<string, JsonValue> | undefined
+  /** At most 255 characters. Default: a random UUID. */
+  jobId?: string | undefined
+  /** A connected client: the job exists exactly if its transaction commits. */
+  tx?: Queryable | undefined
+}
+
+export interface EnqueueResult {
+  status: 'enqueued'
+  jobId: string
+  /** Void if the transaction given as `tx` rolls back. */
+  msgId: number
+  /** Logical name. */
+  queue: string
+}
+
+/** One of `enqueueMany`. */
+export interface EnqueueItem extends Omit<EnqueueOptions, 'tx'> {
+  job: Pick<Job, 'name'> | string
+  args: unknown
+}
+
+/** Checked, serialised, and knowing its table. */
+interface Prepared {
+  readonly physical: PhysicalName
+  readonly queue: string
+  readonly jobId: string
+  readonly message: string
+  readonly headers: string | null
+  /** From now, or a point in time that the clock of the database has to translate. */
+  readonly due: { readonly delayMs: number } | { readonly at: number }
+}
+
+const optionNames = new Set(['queue', 'priority', 'delay', 'runAt', 'headers', 'jobId', 'tx'])
+const itemNames = new Set([...optionNames, 'job', 'args'])
+const longestDelayMs = 100 * 365.25 * 86_400_000
+const largeMessageBytes = 256 * 1024
+const maxWarnedNames = 1_000
+
+/**
+ * Puts jobs on queues: checks, serialises, makes sure that the queue exists, writes. Whatever is refused is
+ * refused before any SQL. Concurrent calls for one queue share statements.
+ */
+export class Enqueuer {
+  readonly #db: Database
+  readonly #queues: Queues
+  readonly #config: ResolvedConfig
+  readonly #log: Logger
+  readonly #sends = new Map<PhysicalName, GroupCommit<SendItem, number>>()
+  readonly #warnedNames = new Set<string>()
+
+  constructor(options: { db: Database; queues: Queues; config: ResolvedConfig; log: Logger }) {
+    this.#db = options.db
+    this.#queues = options.queues
+    this.#config = options.config
+    this.#log = options.log
+  }
+
+  /**
+   * Puts one job on its queue. Resolves when its statement committed; with `tx`, when it was written into the
+   * caller's transaction, on which nothing but single statements is sent.
+   * @throws TypeError for wrong options, SerializationError, PayloadTooLargeError; QueueNotFoundError when `tx`
+   * was aborted by a queue dropped elsewhere; else the driver's error.
+   */
+  async enqueue<A>(
+    job: Pick<Job<A>, 'name'> | string,
+    args: A,
+    options: EnqueueOptions = {},
+  ): Promise<EnqueueResult> {
+    const name = jobName(job)
+    checkOptions(`enqueue of "${name}"`, options, optionNames)
+    const tx = checkTx(options.tx)
+    const prepared = await this.#prepare(name, args, options)
+    await this.#queues.ensurePhysical(prepared.physical, 'job')
+    const [item] = await this.#resolveDue([prepared], tx)
+    const msgId = tx
+      ? await this.#sendOn(tx, prepared.physical, item!)
+      : await this.#sendMerged(prepared.physical, item!)
+    return resultOf(prepared, msgId)
+  }
+
+  /**
+   * Puts many jobs on their queues in one transaction: all or none. Results are in list order.
+   * @throws as {@link enqueue}; EnqueueError when the database stored another number.
+   */
+  async enqueueMany(
+    items: readonly EnqueueItem[],
+    options: { tx?: Queryable | undefined } = {},
+  ): Promise<EnqueueResult[]> {
+    if (!Array.isArray(items)) throw new TypeError('enqueueMany takes an array of jobs')
+    checkOptions('enqueueMany', options, new Set(['tx']))
+    const tx = checkTx(options.tx)
+    const prepared: Prepared[] = []
+    for (const [index, item] of items.entries()) {
+      const name = jobName(item?.job)
+      checkOptions(`enqueueMany, item ${index} ("${name}")`, item, itemNames)
+      if ('tx' in item && item.tx !== undefined) {
+        throw new TypeError('enqueueMany: give tx once, beside the list')
+      }
+      prepared.push(await this.#prepare(name, item.args, item))
+    }
+    if (prepared.length === 0) return []
+    const ids = await this.#sendAll(prepared, tx)
+    return prepared.map((job, index) => resultOf(job, ids[index]!))
+  }
+
+  async #prepare(name: string, args: unknown, options: EnqueueOptions): Promise<Prepared> {
+    const definition = findJob(name)
+    const where = `enqueue of "${name}"`
+    const queue = validateQueueName(
+      this.#config,
+      options.queue ?? definition?.queue ?? this.#config.defaultQueue,
+    )
+    const priority = options.priority ?? definition?.priority ?? null
+    if (priority !== null && (!Number.isSafeInteger(priority) || priority < 0)) {
+      throw new TypeError(`${where}: priority must be an integer of at least 0, got ${String(priority)}`)
+    }
+    const jobId = options.jobId ?? randomUUID()
+    if (typeof jobId !== 'string' || jobId === '' || jobId.length > 255 || jobId.includes('\0')) {
+      throw new TypeError(`${where}: jobId must be a string of 1 to 255 characters, got ${String(jobId)}`)
+    }
+    const now = Date.now()
+    const due = checkDue(where, options)
+    const scheduledAt = 'at' in due ? due.at : due.delayMs > 0 ? now + due.delayMs : null
+    if (definition?.schema) await applySchema(name, definition.schema, args)
+    const message = writeEnvelope({
+      name,
+      jobId,
+      queue,
+      priority,
+      args,
+      enqueuedAt: new Date(now),
+      scheduledAt: scheduledAt === null ? null : new Date(scheduledAt),
+    })
+    this.#warnIfLarge(name, message)
+    return {
+      physical: targetQueue(this.#config, queue, priority),
+      queue,
+      jobId,
+      message,
+      headers: checkHeaders(where, options.headers),
+      due,
+    }
+  }
+
+  #sendMerged(physical: PhysicalName, item: SendItem): Promise<number> {
+    let sends = this.#sends.get(physical)
+    if (!sends) {
+      sends = new GroupCommit({
+        run: items => this.#sendOnPool(physical, items),
+        take: items => sendChunks(items)[0]?.length ?? 1,
+      })
+      this.#sends.set(physical, sends)
+    }
+    return sends.add(item)
+  }
+
+  /** On the pool a queue that a peer dropped is made again, and the statement sent once more. */
+  async #sendOnPool(physical: PhysicalName, items: readonly SendItem[]): Promise<number[]> {
+    return this.#recreating([physical], async () => {
+      const { rows } = await this.#db.query<MessageIdRow>(sendMany(physical, items))
+      return idsOf(rows, items.length)
+    })
+  }
+
+  /** One statement of its own, without a name: it could collide with one of the caller's. */
+  async #sendOn(tx: Queryable, physical: PhysicalName, item: SendItem): Promise<number> {
+    const [id] = await this.#run(tx, physical, sendMany(physical, [item]), 1)
+    return id!
+  }
+
+  async #sendAll(prepared: readonly Prepared[], tx: Queryable | undefined): Promise<number[]> {
+    const tables = [...new Set(prepared.map(job => job.physical))]
+    for (const table of tables) await this.#queues.ensurePhysical(table, 'job')
+    if (tx) return this.#sendGroups(tx, prepared, await this.#resolveDue(prepared, tx))
+    return this.#recreating(tables, async () => {
+      const items = await this.#resolveDue(prepared, undefined)
+      const [table] = tables
+      if (tables.length === 1 && table && sendChunks(items).length === 1) {
+        // One statement is a transaction by itself.
+        const { rows } = await this.#db.query<MessageIdRow>(sendMany(table, items))
+        return idsOf(rows, items.length)
+      }
+      return this.#db.transaction(transaction => this.#sendGroups(transaction, prepared, items))
+    })
+  }
+
+  async #sendGroups(
+    tx: Queryable,
+    prepared: readonly Prepared[],
+    items: readonly SendItem[],
+  ): Promise<number[]> {
+    const ids = new Array<number>(items.length)
+    const groups = new Map<PhysicalName, number[]>()
+    for (const [index, { physical }] of prepared.entries()) {
+      const group = groups.get(physical)
+      if (group) group.push(index)
+      else groups.set(physical, [index])
+    }
+    for (const [physical, indexes] of groups) {
+      let position = 0
+      for (const chunk of sendChunks(indexes.map(index => items[index]!))) {
+        for (const id of await this.#run(tx, physical, sendMany(physical, chunk), chunk.length)) {
+          ids[indexes[position]!] = id
+          position += 1
+        }
+      }
+    }
+    return ids
+  }
+
+  async #run(tx: Queryable, physical: PhysicalName, statement: Statement, count: number): Promise<number[]> {
+    try {
+      const { rows } = await tx.query(statement.text, statement.values)
+      return idsOf(rows as MessageIdRow[], count)
+    } catch (error) {
+      if (sqlState(error) !== '42P01') throw error
+      this.#queues.forget(physical)
+      throw new QueueNotFoundError(
+        `queue "${physical}" was dropped meanwhile, which aborted the transaction; run it again`,
+        { cause: error },
+      )
+    }
+  }
+
+  /** Runs `send`; if a table is gone, makes all of them again and runs it once more. */
+  async #recreating<T>(tables: readonly PhysicalName[], send: () => Promise<T>): Promise<T> {
+    try {
+      return await send()
+    } catch (error) {
+      if (sqlState(error) !== '42P01' && !(error instanceof QueueNotFoundError)) throw error
+      for (const table of tables) {
+        this.#queues.forget(table)
+        await this.#queues.ensurePhysical(table, 'job')
+      }
+      return send()
+    }
+  }
+
+  /** Translates points in time to delays by the clock of the database, which may differ from ours. */
+  async #resolveDue(prepared: readonly Prepared[], tx: Queryable | undefined): Promise<SendItem[]> {
+    let databaseNow = Number.NaN
+    if (prepared.some(job => 'at' in job.due)) {
+      const text = 'SELECT (extract(epoch FROM clock_timestamp()) * 1000)::float8::text AS now'
+      const { rows } = await (tx ? tx.query(text) : this.#db.query(text))
+      databaseNow = Number((rows[0] as { now: string }).now)
+    }
+    return prepared.map(({ message, headers, due }) => ({
+      message,
+      headers,
+      delayMs: 'at' in due ? Math.max(0, due.at - databaseNow) : due.delayMs,
+    }))
+  }
+
+  #warnIfLarge(name: string, message: string): void {
+    // Characters are enough for a hint.
+    if (message.length <= largeMessageBytes || this.#warnedNames.has(name)) return
+    if (this.#warnedNames.size < maxWarnedNames) this.#warnedNames.add(name)
+    this.#log.warn(
+      { job: name, characters: message.length },
+      'a job has large arguments; store large data elsewhere and enqueue a reference',
+    )
+  }
+}
+
+function jobName(job: unknown): string {
+  const name = typeof job === 'object' && job !== null ? (job as { name?: unknown }).name : job
+  if (typeof name !== 'string' || name === '' || name.length > 255 || name.includes('\0')) {
+    throw new TypeError('enqueue: the job must be one made by defineJob, or a name of 1 to 255 characters')
+  }
+  return name
+}
+
+function checkOptions(where: string, options: unknown, names: ReadonlySet<string>): void {
+  if (typeof options !== 'object' || options === null) {
+    throw new TypeError(`${where}: options must be an object`)
+  }
+  for (const name of Object.keys(options)) {
+    if (!names.has(name)) {
+      throw new TypeError(`${where}: unknown option "${name}"; there are ${[...names].join(', ')}`)
+    }
+  }
+}
+
+function checkTx(tx: Queryable | undefined): Queryable | undefined {
+  if (tx === undefined || tx === null) return undefined
+  if (typeof tx !== 'object' || typeof tx.query !== 'function') {
+    throw new TypeError('tx must be a connected client: an object with query(text, values)')
+  }
+  const pool = tx as { connect?: unknown; totalCount?: unknown; idleCount?: unknown }
+  if (
+    typeof pool.connect === 'function' &&
+    typeof pool.totalCount === 'number' &&
+    typeof pool.idleCount === 'number'
+  ) {
+    throw new TypeError(
+      'tx: pass a connected client, not a Pool (two queries on a pool may use two connections)',
+    )
+  }
+  return tx
+}
+
+function checkDue(where: string, options: EnqueueOptions): Prepared['due'] {
+  const { delay, runAt } = options
+  if (delay !== undefined && runAt !== undefined) {
+    throw new TypeError(`${where}: give delay or runAt, not both`)
+  }
+  if (runAt !== undefined) {
+    const at = runAt instanceof Date ? runAt.getTime() : new Date(runAt).getTime()
+    if (runAt === null || Number.isNaN(at)) {
+      throw new TypeError(`${where}: runAt must be a valid date, got ${String(runAt)}`)
+    }
+    if (at - Date.now() > longestDelayMs) throw new RangeError(`${where}: runAt is above 100 years from now`)
+    return { at }
+  }
+  const delayMs = delay === undefined ? 0 : parseDuration(delay)
+  if (delayMs === undefined) {
+    throw new TypeError(`${where}: delay must be a duration such as "30s", got ${String(delay)}`)
+  }
+  if (delayMs > longestDelayMs) throw new RangeError(`${where}: delay is above 100 years`)
+  return { delayMs }
+}
+
+function checkHeaders(where: string, headers: Record<string, JsonValue> | undefined): string | null {
+  if (headers === undefined || headers === null) return null
+  if (typeof headers !== 'object' || Array.isArray(headers)) {
+    throw new TypeError(`${where}: headers must be an object`)
+  }
+  return encodeText(headers, { root: 'headers', plain: true })
+}
+
+function idsOf(rows: readonly MessageIdRow[], count: number): number[] {
+  if (rows.length !== count) {
+    throw new EnqueueError(`the database stored ${rows.length} messages instead of ${count}`)
+  }
+  // A caller's client may parse bigint as text.
+  return rows.map(row => Number(row.msg_id))
+}
+
+function resultOf(prepared: Prepared, msgId: number): EnqueueResult {
+  return { status: 'enqueued', jobId: prepared.jobId, msgId, queue: prepared.queue }
+}

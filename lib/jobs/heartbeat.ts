@@ -1,0 +1,91 @@
+import { hostname } from 'node:os'
+import type { Logger } from '../core/log.ts'
+import type { Database } from '../db/database.ts'
+
+export type ProcessKind = 'supervisor' | 'worker'
+
+type Metadata = Record<string, unknown> | (() => Record<string, unknown>)
+
+const intervalMs = 60_000
+
+/**
+ * The row of a process in `pgbus_processes`: inserted at start, touched every minute, deleted at stop. A row that
+ * somebody removed meanwhile comes back with the next beat. It tells people who is alive; nothing depends on it.
+ */
+export class Heartbeat {
+  readonly #db: Database
+  readonly #log: Logger
+  readonly #interval: number
+  #kind: ProcessKind = 'worker'
+  #metadata: () => Record<string, unknown> = () => ({})
+  #id: number | undefined
+  #timer: NodeJS.Timeout | undefined
+  #beating: Promise<void> = Promise.resolve()
+  #failing = false
+  #stopped = false
+
+  constructor(options: { db: Database; log: Logger; interval?: number | undefined }) {
+    this.#db = options.db
+    this.#log = options.log
+    this.#interval = options.interval ?? intervalMs
+  }
+
+  /** Resolves after the first beat, whether it succeeded or not. A function as `metadata` is asked at each beat. */
+  start(kind: ProcessKind, metadata: Metadata): Promise<void> {
+    this.#kind = kind
+    this.#metadata = typeof metadata === 'function' ? metadata : () => metadata
+    this.#beating = this.#beat()
+    return this.#beating
+  }
+
+  /** Deletes the row. Never rejects. */
+  async stop(): Promise<void> {
+    this.#stopped = true
+    clearTimeout(this.#timer)
+    await this.#beating
+    const id = this.#id
+    if (id === undefined) return
+    this.#id = undefined
+    try {
+      await this.#db.query('DELETE FROM pgbus_processes WHERE id = $1', [id])
+    } catch (error) {
+      this.#log.debug({ err: error }, 'the process row was not deleted; it ages')
+    }
+  }
+
+  async #beat(): Promise<void> {
+    try {
+      await this.#write(JSON.stringify({ ...this.#metadata(), pid: process.pid }))
+      if (this.#failing) this.#log.info('heartbeats are written again')
+      this.#failing = false
+    } catch (error) {
+      if (!this.#failing) this.#log.warn({ err: error }, 'a heartbeat was not written, trying again')
+      this.#failing = true
+    }
+    if (this.#stopped) return
+    this.#timer = setTimeout(() => {
+      this.#beating = this.#beat()
+    }, this.#interval)
+    this.#timer.unref()
+  }
+
+  async #write(metadata: string): Promise<void> {
+    if (this.#id !== undefined) {
+      const { rowCount } = await this.#db.query(
+        `UPDATE pgbus_processes
+   SET metadata = $2::jsonb, last_heartbeat_at = clock_timestamp() AT TIME ZONE 'UTC',
+       updated_at = clock_timestamp() AT TIME ZONE 'UTC'
+ WHERE id = $1`,
+        [this.#id, metadata],
+      )
+      if (rowCount > 0) return
+    }
+    const { rows } = await this.#db.query<{ id: number }>(
+      `INSERT INTO pgbus_processes (kind, hostname, pid, metadata, last_heartbeat_at, created_at, updated_at)
+SELECT $1, $2, $3, $4::jsonb, now, now, now FROM (SELECT clock_timestamp() AT TIME ZONE 'UTC' AS now) AS clock
+RETURNING id`,
+      [this.#kind, hostname(), process.pid, metadata],
+    )
+    this.#id = rows[0]?.id
+  }
+}

@@ -1,0 +1,217 @@
+import type { ResolvedConfig } from '../config/options.ts'
+import { PoolTimeoutError, ReadTimeoutError } from '../core/errors.ts'
+import type { Logger } from '../core/log.ts'
+import type { Report } from '../core/report.ts'
+import { sleep } from '../core/sleep.ts'
+import { type Database, isConnectionError, type Statement, sqlState } from '../db/database.ts'
+import { deadLetterName, failedName, logicalOf } from '../pgmq/names.ts'
+import type { Queues } from '../pgmq/queues.ts'
+import {
+  archiveMany,
+  type BuryItem,
+  buryMany,
+  extend,
+  type MessageIdRow,
+  type RetryItem,
+  release,
+  retryMany,
+  type Token,
+} from '../pgmq/statements.ts'
+import { deadLetterText } from './dead-letter.ts'
+import type { ErrorRecord } from './failures.ts'
+import { GroupCommit } from './group-commit.ts'
+import type { Lease } from './lease.ts'
+
+/** How an attempt ended, as it is written. */
+export type Outcome =
+  /** Done, or discarded. */
+  | { kind: 'archive' }
+  /** Failed, to run again. */
+  | { kind: 'retry'; delayMs: number; record: ErrorRecord }
+  /** Hopeless. */
+  | { kind: 'bury'; record: ErrorRecord | null; failedAt: Date }
+  /** Given back unrun, not charged. */
+  | { kind: 'release' }
+
+/**
+ * `written`; `lost`: the message was not ours any more, nothing changed; `unrecorded`: it could not be written
+ * while the message was held, so it will be delivered again.
+ */
+export type Written = 'written' | 'lost' | 'unrecorded'
+
+const repeatMs = [100, 500, 1_000, 2_000, 4_000, 5_000]
+const conflictTries = 3
+
+/**
+ * Writes how attempts ended. Each end is one fenced statement: it changes rows that are still this delivery, and
+ * nothing else. Ends of one kind and queue that come while such a statement runs share the next one.
+ *
+ * A statement that fails with its connection is repeated for as long as the lease can be renewed: the handler has
+ * done its work, and only the database knows whether that was recorded.
+ */
+export class Outcomes {
+  readonly #db: Database
+  readonly #queues: Queues
+  readonly #config: ResolvedConfig
+  readonly #log: Logger
+  readonly #report: Report
+  readonly #groups = new Map<string, unknown>()
+  readonly #closed = new AbortController()
+  #outage = false
+
+  constructor(options: {
+    db: Database
+    queues: Queues
+    config: ResolvedConfig
+    log: Logger
+    report: Report
+  }) {
+    this.#db = options.db
+    this.#queues = options.queues
+    this.#config = options.config
+    this.#log = options.log
+    this.#report = options.report
+  }
+
+  /** Writes one end. Never rejects. */
+  async write(lease: Lease, outcome: Outcome): Promise<Written> {
+    lease.writing = true
+    let conflicts = 0
+    // At least once: a lease that is lost for want of a renewal may still be ours in the database.
+    for (let tries = 0; (tries === 0 || !lease.lost) && !this.#closed.signal.aborted; tries += 1) {
+      try {
+        const mine = await this.#send(lease, outcome)
+        this.#recovered()
+        return mine ? 'written' : 'lost'
+      } catch (error) {
+        if (isTransient(error)) {
+          this.#failing(error)
+          await sleep(repeatMs[tries] ?? repeatMs.at(-1)!, this.#closed.signal)
+        } else if (isConflict(error) && conflicts < conflictTries) {
+          conflicts += 1
+          await sleep(10 + Math.random() * 40, this.#closed.signal)
+        } else if (sqlState(error) === '42P01') {
+          return 'lost'
+        } else {
+          return this.#giveUp(lease, outcome, error)
+        }
+      }
+    }
+    return 'unrecorded'
+  }
+
+  /** Lets no statement begin any more; whoever waits to repeat one gives up. */
+  close(): void {
+    this.#closed.abort()
+  }
+
+  #send({ delivery }: Lease, outcome: Outcome): Promise<boolean> {
+    const { physical, msgId, readCount } = delivery
+    const token = { msgId, readCount }
+    const failed = failedName(this.#config, physical)
+    switch (outcome.kind) {
+      case 'archive':
+        return this.#group<Token>('archive', physical, items => archiveMany(physical, items, failed)).add(
+          token,
+        )
+      case 'retry':
+        return this.#group<RetryItem>('retry', physical, items => retryMany(physical, items, failed)).add({
+          ...token,
+          ...outcome.record,
+          delayMs: outcome.delayMs,
+        })
+      case 'bury':
+        return this.#bury(physical, {
+          ...token,
+          deadLetter: deadLetterText(physical, token, outcome.record, outcome.failedAt),
+        })
+      case 'release':
+        return this.#group<Token>('release', physical, items => release(physical, items, null)).add(token)
+    }
+  }
+
+  async #bury(physical: string, item: BuryItem): Promise<boolean> {
+    const { deadLetters, group } = this.#burial(physical)
+    await this.#queues.ensurePhysical(deadLetters, 'dlq')
+    try {
+      return await group.add(item)
+    } catch (error) {
+      if (sqlState(error) !== '42P01') throw error
+      // A peer dropped the dead-letter queue, or the queue itself: then the second try says so.
+      this.#queues.forget(deadLetters)
+      await this.#queues.ensurePhysical(deadLetters, 'dlq')
+      return group.add(item)
+    }
+  }
+
+  #burial(physical: string): { deadLetters: string; group: GroupCommit<BuryItem, boolean> } {
+    const deadLetters = deadLetterName(this.#config, logicalOf(this.#config, physical))
+    const failed = failedName(this.#config, physical)
+    return {
+      deadLetters,
+      group: this.#group<BuryItem>('bury', physical, items => buryMany(physical, deadLetters, items, failed)),
+    }
+  }
+
+  #group<T extends Token>(
+    kind: Outcome['kind'],
+    physical: string,
+    statement: (items: readonly T[]) => Statement,
+  ): GroupCommit<T, boolean> {
+    const key = `${kind}:${physical}`
+    let group = this.#groups.get(key) as GroupCommit<T, boolean> | undefined
+    if (!group) {
+      group = new GroupCommit<T, boolean>({
+        run: async items => {
+          const { rows } = await this.#db.query<MessageIdRow>(statement(items))
+          const moved = new Set(rows.map(row => row.msg_id))
+          return items.map(item => moved.has(item.msgId))
+        },
+      })
+      this.#groups.set(key, group)
+    }
+    return group
+  }
+
+  #failing(error: unknown): void {
+    if (!this.#outage) {
+      this.#log.warn({ err: error }, 'ends of jobs cannot be recorded at the moment, trying again')
+    }
+    this.#outage = true
+  }
+
+  #recovered(): void {
+    if (this.#outage) this.#log.info('ends of jobs are recorded again')
+    this.#outage = false
+  }
+
+  /** Not the connection: repeating would not help. A failure still gets its delay, unrecorded. */
+  async #giveUp({ delivery }: Lease, outcome: Outcome, error: unknown): Promise<Written> {
+    const { physical, msgId } = delivery
+    const action = outcome.kind === 'retry' ? 'record_failed_event' : 'record_outcome'
+    this.#report(error, { action, outcome: outcome.kind, queue: physical, msg_id: msgId })
+    if (outcome.kind !== 'retry') return 'unrecorded'
+    try {
+      await this.#db.query(extend(physical, [delivery], outcome.delayMs))
+      return 'written'
+    } catch {
+      // Reported above; the lease runs out, which retries the job too.
+      return 'unrecorded'
+    }
+  }
+}
+
+/** The database, or the way to it, is not there at the moment. */
+function isTransient(error: unknown): boolean {
+  return (
+    isConnectionError(error) ||
+    error instanceof PoolTimeoutError ||
+    error instanceof ReadTimeoutError ||
+    // A standby that is being promoted; a server that refuses writes meanwhile.
+    sqlState(error) === '25006'
+  )
+}
+
+function isConflict(error: unknown): boolean {
+  return sqlState(error) === '40001' || sqlState(error) === '40P01'
+}

@@ -1,0 +1,52 @@
+import type { ResolvedConfig } from '../config/options.ts'
+import { parseDuration } from '../core/duration.ts'
+import type { Report } from '../core/report.ts'
+import type { JobDefinition } from './define.ts'
+
+/** What follows a failed attempt that was not the last. */
+export type NextStep = { delayMs: number } | 'discard' | 'dead'
+
+const leastDelayMs = 1_000
+const longestDelayMs = 100 * 365.25 * 86_400_000
+
+/**
+ * Milliseconds until the attempt after number `attempt`: `base` doubles each time, is spread by `jitter`, and stays
+ * between a second and `max`.
+ */
+export function backoffDelay(
+  retry: ResolvedConfig['retry'],
+  attempt: number,
+  random: () => number = Math.random,
+): number {
+  const step = Math.min(retry.max, retry.base * 2 ** Math.min(Math.max(attempt, 1) - 1, 52))
+  const spread = step * (1 + retry.jitter * (2 * random() - 1))
+  return Math.round(Math.min(retry.max, Math.max(spread, Math.min(leastDelayMs, retry.max))))
+}
+
+/** Asks the job's retry policy. A policy function that fails is reported and replaced by the formula. */
+export function nextStep(options: {
+  definition: Pick<JobDefinition, 'name' | 'retry'> | undefined
+  retry: ResolvedConfig['retry']
+  attempt: number
+  error: Error
+  report: Report
+  random?: (() => number) | undefined
+}): NextStep {
+  const { definition, retry, attempt, error, report, random } = options
+  const policy = definition?.retry ?? {}
+  if (typeof policy !== 'function') {
+    return { delayMs: backoffDelay({ ...retry, ...policy }, attempt, random) }
+  }
+  try {
+    const answer = policy(attempt, error)
+    if (answer === 'discard' || answer === 'dead') return answer
+    const delayMs = parseDuration(answer)
+    if (delayMs !== undefined && delayMs <= longestDelayMs) return { delayMs }
+    throw new TypeError(
+      `the retry function of job "${definition?.name}" must return a duration, "discard" or "dead", got ${typeof answer}`,
+    )
+  } catch (failure) {
+    report(failure, { action: 'retry_policy', job: definition?.name })
+    return { delayMs: backoffDelay(retry, attempt, random) }
+  }
+}
