@@ -6,6 +6,15 @@ import type { Connector } from './connector.ts'
 import { type Database, sqlState } from './database.ts'
 import { quoteIdentifier } from './identifier.ts'
 import { kindOfMigration, type MigrationFile, migrationsFolder, readMigrations } from './migration-files.ts'
+import {
+  buildOf,
+  choosePgmqMode,
+  type FoundPgmq,
+  findPgmq,
+  mayFallBack,
+  type PgmqMode,
+  requireExtensionVersion,
+} from './pgmq-mode.ts'
 
 /**
  * Installs and upgrades the schema. Any number of processes may do so at once: every file is applied in a
@@ -26,7 +35,7 @@ export interface MigrateOptions {
 
 export interface PgmqStatus {
   /** Whose functions are installed: ours, those of the extension, or none. */
-  mode: 'embedded' | 'extension' | 'none'
+  mode: PgmqMode | 'none'
   version: string | null
 }
 
@@ -39,15 +48,11 @@ export interface MigrationStatus {
 }
 
 const pgmqVersion = '1.12.0'
-const oldestExtension = [1, 11]
 const pgmqFiles = { schema: '001_pgmq.sql', functions: 'R__pgmq_functions.sql' }
 const ledgerTable = 'pgbus_schema_migrations'
 
 /** Another client, which takes no lock of ours, made the same object in the same moment. */
 const raceCodes = new Set(['42P06', '42P07', '42710', '42723', '23505', '40001', '40P01', 'XX000'])
-/** The extension is listed but this role may not, or this server cannot, create it. */
-const extensionRefusals = new Set(['42501', '0A000', '58P01'])
-
 /**
  * Brings the database up to date.
  * @returns the names of the files this call applied, in order
@@ -106,18 +111,6 @@ async function withClient<T>(options: MigrateOptions, fn: (client: pg.Client) =>
   }
 }
 
-/** What is in the database before anything is done. */
-interface Found {
-  extension: string | null
-  available: boolean
-  /** `pgmq.meta` exists. */
-  tables: boolean
-  /** There are functions in schema `pgmq`, whoever made them. */
-  functions: boolean
-  /** Build of our functions, from the comment of the schema; null: those of somebody else, or none. */
-  build: number | null
-}
-
 class Run {
   readonly #client: pg.Client
   readonly #options: MigrateOptions
@@ -155,8 +148,8 @@ class Run {
   async pending(): Promise<string[]> {
     const ledger = await this.#ledger()
     this.#refuseChanged(ledger)
-    const found = await this.#find()
-    const mode = this.#decide(found)
+    const found = await findPgmq(this.#client)
+    const mode = choosePgmqMode(found, this.#options.config.pgmq.schemaMode)
     const names: string[] = []
     for (const file of this.#files) {
       if (file.kind !== 'always' && this.#isPending(file, mode, found, ledger)) names.push(file.name)
@@ -167,11 +160,12 @@ class Run {
 
   async status(): Promise<MigrationStatus> {
     const ledger = await this.#ledger()
-    const found = await this.#find()
+    const found = await findPgmq(this.#client)
     const mode = found.extension === null ? 'embedded' : 'extension'
     const files = this.#files.filter(file => file.kind !== 'always')
     const pending = files.filter(file => this.#isPending(file, mode, found, ledger))
-    const { rows } = found.tables && ledger.has(pgmqFiles.functions) ? await this.#newestVersion() : { rows: [] }
+    const { rows } =
+      found.tables && ledger.has(pgmqFiles.functions) ? await this.#newestVersion() : { rows: [] }
     return {
       applied: files.filter(file => ledger.has(file.name) && !pending.includes(file)).map(file => file.name),
       pending: pending.map(file => file.name),
@@ -184,13 +178,13 @@ class Run {
   }
 
   /** Applies one file unless somebody has. A race with a client that takes no lock is repeated once. */
-  async #applyFile(file: MigrationFile, mode: 'embedded' | 'extension'): Promise<boolean> {
+  async #applyFile(file: MigrationFile, mode: PgmqMode): Promise<boolean> {
     for (let attempt = 1; ; attempt += 1) {
       try {
         // Without the lock first: a fleet that boots on an up-to-date database does not queue up.
-        if (!this.#isPending(file, mode, await this.#find(), await this.#ledger())) return false
+        if (!this.#isPending(file, mode, await findPgmq(this.#client), await this.#ledger())) return false
         return await this.#locked(async () => {
-          const found = await this.#find()
+          const found = await findPgmq(this.#client)
           const ledger = await this.#ledger()
           if (!this.#isPending(file, mode, found, ledger)) return false
           const started = performance.now()
@@ -245,12 +239,7 @@ class Run {
     return rows.map(row => row.statement)
   }
 
-  #isPending(
-    file: MigrationFile,
-    mode: 'embedded' | 'extension',
-    found: Found,
-    ledger: Map<string, string>,
-  ): boolean {
+  #isPending(file: MigrationFile, mode: PgmqMode, found: FoundPgmq, ledger: Map<string, string>): boolean {
     const recorded = ledger.get(file.name)
     if (file.kind === 'always') return true
     if (file.kind === 'numbered') {
@@ -286,75 +275,32 @@ class Run {
   }
 
   /** Creates the extension where it is wanted and possible. Runs inside a locked transaction. */
-  async #installExtension(): Promise<'embedded' | 'extension'> {
+  async #installExtension(): Promise<PgmqMode> {
     const { schemaMode } = this.#options.config.pgmq
-    const mode = this.#decide(await this.#find())
-    if (mode === 'embedded') return mode
-    if ((await this.#find()).extension === null) {
-      await this.#client.query('SAVEPOINT extension')
-      try {
-        await this.#client.query('CREATE EXTENSION IF NOT EXISTS pgmq')
-      } catch (error) {
-        if (schemaMode === 'extension' || !extensionRefusals.has(sqlState(error))) {
-          throw new MigrationError(
-            `the extension pgmq could not be created: ${messageOf(error)} (SQLSTATE ${sqlState(error)})`,
-            { cause: error },
-          )
-        }
-        await this.#client.query('ROLLBACK TO SAVEPOINT extension')
-        this.#log(
-          `the extension pgmq could not be created (${messageOf(error)}); installing its interface instead`,
+    const found = await findPgmq(this.#client)
+    const mode = choosePgmqMode(found, schemaMode)
+    if (found.extension !== null && schemaMode === 'embedded') {
+      this.#log('pgmq is installed as an extension; embedded SQL is not applied')
+    }
+    if (mode === 'embedded' || found.extension !== null) return mode
+    await this.#client.query('SAVEPOINT extension')
+    try {
+      await this.#client.query('CREATE EXTENSION IF NOT EXISTS pgmq')
+    } catch (error) {
+      if (schemaMode === 'extension' || !mayFallBack(error)) {
+        throw new MigrationError(
+          `the extension pgmq could not be created: ${messageOf(error)} (SQLSTATE ${sqlState(error)})`,
+          { cause: error },
         )
-        return 'embedded'
       }
-    }
-    this.#requireVersion((await this.#find()).extension ?? '')
-    return 'extension'
-  }
-
-  #decide(found: Found): 'embedded' | 'extension' {
-    const { schemaMode } = this.#options.config.pgmq
-    if (found.extension !== null) {
-      if (schemaMode === 'embedded')
-        this.#log('pgmq is installed as an extension; embedded SQL is not applied')
-      this.#requireVersion(found.extension)
-      return 'extension'
-    }
-    if (schemaMode === 'embedded') return 'embedded'
-    if (found.tables) {
-      if (schemaMode === 'auto') return 'embedded'
-      throw new MigrationError(
-        'pgmq is installed without the extension; drop it or use schemaMode "embedded"',
+      await this.#client.query('ROLLBACK TO SAVEPOINT extension')
+      this.#log(
+        `the extension pgmq could not be created (${messageOf(error)}); installing its interface instead`,
       )
+      return 'embedded'
     }
-    if (found.available) return 'extension'
-    if (schemaMode === 'auto') return 'embedded'
-    throw new MigrationError('extension "pgmq" is not available on this server')
-  }
-
-  #requireVersion(version: string): void {
-    const [major = 0, minor = 0] = version.split('.').map(Number)
-    const [oldestMajor = 0, oldestMinor = 0] = oldestExtension
-    if (major > oldestMajor || (major === oldestMajor && minor >= oldestMinor)) return
-    throw new MigrationError(
-      `pgmq ${version} is too old, run ALTER EXTENSION pgmq UPDATE (${oldestExtension.join('.')} or newer needed)`,
-    )
-  }
-
-  async #find(): Promise<Found> {
-    const { rows } = await this.#client.query<{
-      extension: string | null
-      available: boolean
-      tables: boolean
-      functions: boolean
-      comment: string | null
-    }>(`SELECT (SELECT extversion FROM pg_extension WHERE extname = 'pgmq') AS extension,
-       EXISTS (SELECT FROM pg_available_extensions WHERE name = 'pgmq') AS available,
-       to_regclass('pgmq.meta') IS NOT NULL AS tables,
-       EXISTS (SELECT FROM pg_proc WHERE pronamespace = to_regnamespace('pgmq')) AS functions,
-       obj_description(to_regnamespace('pgmq'), 'pg_namespace') AS comment`)
-    const { comment, ...found } = rows[0]!
-    return { ...found, build: comment === null ? null : buildOf(comment) }
+    requireExtensionVersion((await findPgmq(this.#client)).extension ?? '')
+    return 'extension'
   }
 
   /** Name → checksum of what is applied. */
@@ -378,7 +324,7 @@ ON CONFLICT (name) DO UPDATE SET checksum = excluded.checksum, applied_at = now(
   }
 
   /** Other clients read the newest row of this table to learn which PGMQ is there. */
-  async #recordVersion(found: Found): Promise<void> {
+  async #recordVersion(found: FoundPgmq): Promise<void> {
     const version = found.extension ?? pgmqVersion
     const method = found.extension !== null ? 'extension' : found.functions ? 'upgrade' : 'embedded'
     const { rows } = await this.#newestVersion()
@@ -432,11 +378,6 @@ ON CONFLICT (name) DO UPDATE SET checksum = excluded.checksum, applied_at = now(
 
 function isPgmqFile(file: MigrationFile): boolean {
   return file.name === pgmqFiles.schema || file.name === pgmqFiles.functions
-}
-
-function buildOf(text: string): number | null {
-  const match = /pgbus build (\d+)/.exec(text)
-  return match ? Number(match[1]) : null
 }
 
 function messageOf(error: unknown): string {
