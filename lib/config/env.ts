@@ -6,69 +6,74 @@ import { keys, variableName } from './schema.ts'
 
 /** Variables with our prefix that are not keys. */
 const reserved =
-  /^PGBUS_(CONFIG|ENV|MCP_AUTH_TOKEN|STREAMS_HUB_SOCKET|DASHBOARD_TOKEN|HEALTH_PORT|CHILD_.*|TEST_.*|WEB_INDEX|WEB_PHASE)$/
+  /^PGBUS_(CONFIG|ENV|MCP_AUTH_TOKEN|STREAMS_HUB_SOCKET|DASHBOARD_TOKEN|CHILD_.*|TEST_.*|WEB_INDEX|WEB_PHASE)$/
 
-export interface Layer {
+/** What platforms set without knowing us, and what the web cluster tells its workers. Our own names win. */
+const aliases: readonly [variable: string, path: string][] = [
+  ['WEB_CONCURRENCY', 'web.workers'],
+  ['PORT', 'web.port'],
+  ['HOST', 'web.host'],
+  ['PGBUS_STREAMS_HUB_SOCKET', 'web.hubSocket'],
+]
+
+const furthest = 3
+
+export interface Environment {
   /** Values by key path. */
   values: Map<string, unknown>
+  /** The variable that each of them came from. */
+  variables: Map<string, string>
   issues: ConfigIssue[]
   warnings: ConfigIssue[]
 }
 
-/** The keys that the environment sets, parsed by the type of each key. An empty variable is not set. */
-export function readEnvironment(env: NodeJS.ProcessEnv): Layer {
-  const layer: Layer = { values: new Map(), issues: [], warnings: [] }
-  const names = new Map(keys.filter(key => key.env).map(key => [variableName(key.path), key]))
-  for (const [name, key] of names) {
-    const text = env[name]
-    if (text === undefined || text === '') continue
-    const parsed = parse(text, key.rule)
-    if ('value' in parsed) layer.values.set(key.path, parsed.value)
-    else layer.issues.push({ path: `env ${name}`, rule: parsed.rule, received: showValue(key.path, text) })
+/** The keys that the environment sets, read by the type of each key. An empty variable is not set. */
+export function readEnvironment(env: NodeJS.ProcessEnv): Environment {
+  const result: Environment = { values: new Map(), variables: new Map(), issues: [], warnings: [] }
+  const own = keys.filter(key => key.env).map(key => [variableName(key.path), key.path] as const)
+  for (const [variable, path] of [...own, ...aliases]) {
+    const text = env[variable]
+    if (text === undefined || text === '' || result.variables.has(path)) continue
+    result.variables.set(path, variable)
+    const parsed = parseVariable(text, keys.find(key => key.path === path)?.rule.env ?? 'text')
+    if ('value' in parsed) result.values.set(path, parsed.value)
+    else result.issues.push({ path: `env ${variable}`, rule: parsed.rule, received: showValue(path, text) })
   }
-  // What container platforms set without knowing us; our own variables win.
-  alias('web.workers', env.WEB_CONCURRENCY)
-  alias('web.port', env.PORT === undefined ? undefined : /^\d+$/.test(env.PORT) ? Number(env.PORT) : env.PORT)
-  alias('web.host', env.HOST)
-  alias('web.hubSocket', env.PGBUS_STREAMS_HUB_SOCKET)
+  const names = own.map(([variable]) => variable)
   for (const name of Object.keys(env)) {
-    if (!name.startsWith('PGBUS_') || names.has(name) || reserved.test(name)) continue
-    const near = closest(name, [...names.keys()])
-    layer.warnings.push({
-      path: `env ${name}`,
-      rule: 'is not a configuration key and is ignored',
-      received: '',
-      hint: distance(name, near) <= 3 ? `did you mean ${near}?` : undefined,
-    })
+    if (!name.startsWith('PGBUS_') || names.includes(name) || reserved.test(name)) continue
+    const near = closest(name, names)
+    const hint = distance(name, near) <= furthest ? `did you mean ${near}?` : undefined
+    result.warnings.push({ path: `env ${name}`, rule: 'is not a configuration key', received: '', hint })
   }
-  return layer
-
-  function alias(path: string, value: unknown): void {
-    if (value !== undefined && value !== '' && !layer.values.has(path)) layer.values.set(path, value)
-  }
+  return result
 }
 
-function parse(text: string, rule: Rule): { value: unknown } | { rule: string } {
+/** Text as the kind of value that a key takes. What is no number stays text, and the key's own rule refuses it. */
+function parseVariable(text: string, kind: Rule['env']): { value: unknown } | { rule: string } {
   if (text === 'null') return { value: null }
-  switch (rule.env) {
+  switch (kind) {
     case 'text':
-      return { value: text.startsWith('[') ? parseJson(text) : text }
+      return { value: text }
+    case 'textOrJson':
+      return { value: text.startsWith('[') ? (parseJson(text) ?? text) : text }
     case 'number':
-      return { value: Number.isNaN(Number(text)) ? text : Number(text) }
     case 'duration':
-      return { value: /^\d+(\.\d+)?$/.test(text) ? Number(text) : text }
+      return { value: /^\s*-?\d+(\.\d+)?\s*$/.test(text) ? Number(text) : text }
     case 'boolean':
       if (/^(1|true|yes|on)$/i.test(text)) return { value: true }
       if (/^(0|false|no|off)$/i.test(text)) return { value: false }
       return { rule: 'must be true or false' }
-    case 'list':
-      return { value: text.split(',').map(item => item.trim()) }
+    case 'list': {
+      const items = text.split(',').map(item => item.trim())
+      return { value: items.filter(item => item !== '') }
+    }
     case 'json': {
       const value = parseJson(text)
       return value === undefined ? { rule: 'must be JSON' } : { value }
     }
     default:
-      return rule.env satisfies never
+      return kind satisfies never
   }
 }
 

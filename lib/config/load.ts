@@ -1,12 +1,7 @@
-import { existsSync, readFileSync } from 'node:fs'
-import { dirname, join, resolve } from 'node:path'
-import { pathToFileURL } from 'node:url'
-import { createJiti } from 'jiti'
-import { type ConfigIssue, ConfigurationError } from '../core/errors.ts'
+import type { ConfigIssue } from '../core/errors.ts'
+import { findConfigFile, readConfigFile } from './file.ts'
 import type { PgbusConfig, ResolvedConfig } from './options.ts'
-import { configurationError, resolveLayers } from './resolve.ts'
-
-const names = ['ts', 'mts', 'mjs', 'js', 'cjs', 'json'].map(extension => `pgbus.config.${extension}`)
+import { assertValid, resolveLayers, type Source } from './resolve.ts'
 
 export interface LoadConfigOptions {
   /** Configuration file; false: none; unset: `PGBUS_CONFIG`, else searched from `cwd` upwards. */
@@ -22,8 +17,8 @@ export interface LoadedConfig {
   /** The file that was read. */
   file: string | null
   warnings: ConfigIssue[]
-  /** Where each key came from: `overrides`, `environment`, `file` or `default`. */
-  sources: Map<string, string>
+  /** Where the value of each key came from. */
+  sources: ReadonlyMap<string, Source>
 }
 
 /**
@@ -32,66 +27,20 @@ export interface LoadedConfig {
  */
 export async function loadConfig(options: LoadConfigOptions = {}): Promise<LoadedConfig> {
   const { cwd = process.cwd(), env = process.env, overrides = {} } = options
-  const found = options.file === false ? null : find(options.file ?? (env.PGBUS_CONFIG || undefined), cwd)
-  const content = found === null ? {} : await read(found.file, env)
-  const { config, issues, warnings, sources } = resolveLayers({ overrides, env, file: content })
-  if (issues.length > 0) throw configurationError(issues)
-  if (found?.ignored !== undefined) {
-    warnings.push({ path: found.ignored, rule: `is ignored; ${found.file} is used`, received: '' })
-  }
-  const layer = ['overrides', 'environment', 'file']
+  const found =
+    options.file === false ? null : findConfigFile(options.file ?? (env.PGBUS_CONFIG || undefined), cwd)
+  const content = found === null ? {} : await readConfigFile(found.file, env)
+  const resolution = resolveLayers({ overrides, env, file: content })
+  assertValid(resolution.issues)
+  const unused = (found?.ignored ?? []).map(path => ({
+    path,
+    rule: `is ignored, because ${found?.file} is used`,
+    received: '',
+  }))
   return {
-    config,
+    config: resolution.config,
     file: found?.file ?? null,
-    warnings,
-    sources: new Map([...sources].map(([path, index]) => [path, layer[index] ?? 'default'])),
+    warnings: [...unused, ...resolution.warnings],
+    sources: resolution.sources,
   }
-}
-
-function find(named: string | undefined, cwd: string): { file: string; ignored?: string } | null {
-  if (named !== undefined) {
-    const file = resolve(cwd, named)
-    if (!existsSync(file)) throw new ConfigurationError(`cannot load ${file}: there is no such file`)
-    return { file }
-  }
-  for (let folder = resolve(cwd); ; folder = dirname(folder)) {
-    const [first, second] = names.map(name => join(folder, name)).filter(file => existsSync(file))
-    if (first !== undefined) return second === undefined ? { file: first } : { file: first, ignored: second }
-    if (existsSync(join(folder, 'package.json')) || folder === dirname(folder)) return null
-  }
-}
-
-async function read(file: string, env: NodeJS.ProcessEnv): Promise<object> {
-  let content: unknown
-  try {
-    content = await importDefault(file)
-    if (typeof content === 'function') {
-      content = await (content as (context: object) => unknown)({
-        env: env.PGBUS_ENV || env.NODE_ENV || 'development',
-        command: process.argv[2],
-      })
-    }
-  } catch (error) {
-    throw new ConfigurationError(
-      `cannot load ${file}: ${error instanceof Error ? error.message : String(error)}`,
-      { cause: error },
-    )
-  }
-  if (content === undefined) throw new ConfigurationError(`${file} must have a default export`)
-  if (typeof content !== 'object' || content === null || Array.isArray(content)) {
-    throw new ConfigurationError(`${file} must export an object, or a function that gives one`)
-  }
-  return content
-}
-
-async function importDefault(file: string): Promise<unknown> {
-  if (file.endsWith('.json')) return JSON.parse(readFileSync(file, 'utf8'))
-  if (/\.m?ts$/.test(file)) {
-    const module = await createJiti(import.meta.url, { moduleCache: false }).import<{ default?: unknown }>(
-      file,
-    )
-    return module.default
-  }
-  const module = (await import(pathToFileURL(file).href)) as { default?: unknown }
-  return module.default
 }

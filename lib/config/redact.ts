@@ -1,56 +1,64 @@
 import { inspect } from 'node:util'
+import { isPlain } from './plain.ts'
 
 const replacement = '[REDACTED]'
 const secretKey = /pass|secret|token|credential|private.?key/i
 const urlKey = /databaseurl$/i
+const anyUrl = /^[a-z][a-z0-9+.-]*:\/\//i
 const tlsSecrets = new Set(['key', 'passphrase', 'pfx'])
+const longestShown = 80
+/** Deeper than any configuration; an object that holds itself ends here. */
+const deepest = 8
 
-/** A copy of a configuration without its secrets. Host and database of a URL stay visible. */
+/** A copy of a configuration without its secrets, fit for JSON. Host and database of a URL stay visible. */
 export function redactConfig(config: object): Record<string, unknown> {
-  return redactObject(config, '') as Record<string, unknown>
+  return redactObject(config, []) as Record<string, unknown>
 }
 
 /** A value as it may be shown in an error: shortened, and replaced when its key is a secret's. */
 export function showValue(path: string, value: unknown): string {
-  return inspect(redactValue(path.split('.').at(-1) ?? '', value, path), {
-    depth: 3,
-    breakLength: Number.POSITIVE_INFINITY,
-  }).slice(0, 80)
+  const shown = redactValue(value, path.split('.'))
+  return inspect(shown, { depth: 3, breakLength: Number.POSITIVE_INFINITY }).slice(0, longestShown)
 }
 
 /** A database URL without its password. What cannot be understood is not shown at all. */
 export function redactUrl(text: string): string {
   if (URL.canParse(text)) {
     const url = new URL(text)
-    if (url.password !== '') url.password = replacement
-    for (const name of [...url.searchParams.keys()])
-      if (secretKey.test(name)) url.searchParams.set(name, replacement)
-    // The URL class percent-encodes the brackets of the replacement.
-    return url.toString().replaceAll('%5BREDACTED%5D', replacement)
+    // An '@' further on: the password may hold a '/', '?' or '#' and continue in what looks like the path.
+    if (!`${url.pathname}${url.search}${url.hash}`.includes('@')) {
+      if (url.password !== '') url.password = replacement
+      for (const name of [...url.searchParams.keys()])
+        if (secretKey.test(name)) url.searchParams.set(name, replacement)
+      // The URL class percent-encodes the brackets of the replacement.
+      return url.toString().replaceAll('%5BREDACTED%5D', replacement)
+    }
   }
-  // A password may hold ':', '/' and '@': everything between the user and the last '@' goes.
-  const match = /^([a-z]+:\/\/[^:/@]*):.*@([^@]*)$/is.exec(text)
-  return match ? `${match[1]}:${replacement}@${match[2]?.replace(/\?.*$/s, '')}` : replacement
+  // Everything between the user and the last '@' goes, and so do parameters.
+  const match = /^([a-z][a-z0-9+.-]*:\/\/[^:/@]*):.*@([^@?#]*)[^@]*$/is.exec(text)
+  return match ? `${match[1]}:${replacement}@${match[2]}` : replacement
 }
 
-function redactObject(value: object, path: string): unknown {
-  if (Array.isArray(value))
-    return value.map((item, index) => redactValue(String(index), item, `${path}[${index}]`))
-  if (Object.getPrototypeOf(value) !== Object.prototype) return value
+function redactObject(value: object, path: readonly string[]): unknown {
+  if (path.length > deepest) return '[…]'
+  if (Array.isArray(value)) return value.map((item, index) => redactValue(item, [...path, String(index)]))
   return Object.fromEntries(
-    Object.entries(value).map(([key, item]) => [
-      key,
-      redactValue(key, item, path === '' ? key : `${path}.${key}`),
-    ]),
+    Object.entries(value).map(([key, item]) => [key, redactValue(item, [...path, key])]),
   )
 }
 
-function redactValue(key: string, value: unknown, path: string): unknown {
+function redactValue(value: unknown, path: readonly string[]): unknown {
+  const key = path.at(-1) ?? ''
   if (value === null || value === undefined || typeof value === 'boolean') return value
   if (urlKey.test(key) && typeof value === 'string') return redactUrl(value)
-  if (secretKey.test(key) || (path.includes('.ssl.') && tlsSecrets.has(key)))
+  if (secretKey.test(key) || (path.includes('ssl') && tlsSecrets.has(key)))
     return Array.isArray(value) && value.length === 0 ? value : replacement
-  if (typeof value === 'string' && /^postgres(ql)?:/i.test(value)) return redactUrl(value)
-  if (path === 'log.logger') return '[logger]'
-  return typeof value === 'object' ? redactObject(value, path) : value
+  if (typeof value === 'string') return anyUrl.test(value) && value.includes('@') ? redactUrl(value) : value
+  if (typeof value === 'function') return `[function ${value.name}]`
+  if (typeof value !== 'object') return value
+  if (value instanceof RegExp) return String(value)
+  if (path.join('.') === 'log.logger') return '[logger]'
+  if (isPlain(value)) return redactObject(value, path)
+  // An instance may hold anything.
+  return `[${(value as object).constructor?.name ?? 'object'}]`
 }

@@ -8,7 +8,7 @@ export interface Rule {
   /** Name of the type in the documentation. */
   readonly type: string
   /** How a variable of the environment is read before it is checked. */
-  readonly env: 'text' | 'number' | 'boolean' | 'list' | 'json' | 'duration'
+  readonly env: 'text' | 'textOrJson' | 'number' | 'boolean' | 'list' | 'json' | 'duration'
   check(value: unknown): Checked
 }
 
@@ -36,7 +36,7 @@ export function duration(options: DurationOptions = {}): Rule {
       ? 'must be a positive duration or null to disable'
       : 'must be a positive duration such as "30s" or a number of milliseconds'
   return {
-    type: `duration${zero ? ' ≥ 0' : ''}${nullable ? ' or null' : ''}`,
+    type: `duration${wholeSeconds ? ' ≥ 1s' : zero ? ' ≥ 0' : ''}${nullable ? ' or null' : ''}`,
     env: 'duration',
     check(value) {
       if (value === null && nullable) return accept(null)
@@ -59,7 +59,7 @@ export function duration(options: DurationOptions = {}): Rule {
 export function integer(options: { min: number; max?: number; nullable?: boolean; rule: string }): Rule {
   const { min, max = Number.MAX_SAFE_INTEGER, nullable = false, rule } = options
   return {
-    type: `integer${nullable ? ' or null' : ''}`,
+    type: `integer ${max === Number.MAX_SAFE_INTEGER ? `≥ ${min}` : `${min} to ${max}`}${nullable ? ' or null' : ''}`,
     env: 'number',
     check: value => {
       if (value === null && nullable) return accept(null)
@@ -86,7 +86,7 @@ export const portOrNull = integer({
 
 export function number(options: { min: number; max: number; rule: string }): Rule {
   return {
-    type: 'number',
+    type: `number ${options.min} to ${options.max}`,
     env: 'number',
     check: value =>
       typeof value === 'number' && value >= options.min && value <= options.max
@@ -131,11 +131,12 @@ export const databaseUrl: Rule = {
   check(value) {
     if (value === null) return accept(null)
     if (typeof value !== 'string' || value.trim() === '') return refuse('must be a non-empty string')
-    if (/^postgres(ql)?:\/\//.test(value)) return accept(value)
-    return refuse(
-      'must be a postgres:// URL',
-      /\w+=/.test(value) ? 'use connection: { … } for its parts' : undefined,
-    )
+    const rule = 'must be a postgres:// URL'
+    if (!/^postgres(ql)?:\/\//i.test(value))
+      return refuse(rule, /^\w+\s*=/.test(value) ? 'use connection: { … }' : undefined)
+    // The driver takes an absent host after a user; the URL class does not.
+    if (URL.canParse(value) || URL.canParse(value.replace('@/', '@host/'))) return accept(value)
+    return refuse(rule, 'percent-encode special characters of the password')
   },
 }
 

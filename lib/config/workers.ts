@@ -1,7 +1,7 @@
-import { inspect } from 'node:util'
 import type { ConfigIssue } from '../core/errors.ts'
 import { defaultConcurrency, parseWorkers } from './capsules.ts'
 import type { ResolvedWorkerEntry, WorkerEntry } from './options.ts'
+import { showValue } from './redact.ts'
 
 const known = ['name', 'queues', 'concurrency', 'processes']
 
@@ -12,9 +12,11 @@ export function resolveWorkers(
   issues: ConfigIssue[],
 ): readonly ResolvedWorkerEntry[] {
   const add = (path: string, rule: string, received: unknown, hint?: string) =>
-    issues.push({ path, rule, received: inspect(received).slice(0, 80), hint })
+    issues.push({ path, rule, received: showValue(path, received), hint })
   if (value === undefined)
-    return [{ name: null, queues: [defaultQueue], concurrency: defaultConcurrency, processes: 1 }]
+    return [
+      { name: null, queues: [defaultQueue.toLowerCase()], concurrency: defaultConcurrency, processes: 1 },
+    ]
   if (value === null) return []
   let entries: readonly unknown[]
   let named = true
@@ -69,15 +71,18 @@ function resolveEntry(entry: unknown, index: number, add: Add): ResolvedWorkerEn
     add(`${path}.queues`, 'must be a non-empty array', queues)
     return { ...fallback, name, concurrency, processes }
   }
-  for (const [position, queue] of queues.entries()) {
-    if (typeof queue !== 'string') add(`${path}.queues[${position}]`, 'must be a non-empty string', queue)
-    else if (queue.endsWith('*'))
-      add(`${path}.queues[${position}]`, 'must name a queue', queue, 'wildcard queues are not supported')
-    else if (!/^\w+$/.test(queue))
-      add(`${path}.queues[${position}]`, 'may contain only letters, digits and underscores', queue)
-    else if (queues.indexOf(queue) !== position) add(`${path}.queues`, `lists "${queue}" twice`, queues)
-  }
-  return { name, queues: queues.map(queue => String(queue).toLowerCase()), concurrency, processes }
+  const names = queues.map(queue => (typeof queue === 'string' ? queue.trim().toLowerCase() : queue))
+  const good = names.filter((queue, position) => {
+    const place = `${path}.queues[${position}]`
+    if (typeof queue !== 'string' || queue === '') add(place, 'must be a non-empty string', queue)
+    else if (queue.endsWith('*')) add(place, 'wildcard queues are not supported', queue, 'name each queue')
+    else if (!/^[a-z0-9_]+$/.test(queue))
+      add(place, 'may contain only letters, digits and underscores', queue)
+    else if (names.indexOf(queue) !== position) add(`${path}.queues`, `lists "${queue}" twice`, queues)
+    else return true
+    return false
+  })
+  return { name, queues: good, concurrency, processes }
 }
 
 function checkOverlap(entries: readonly ResolvedWorkerEntry[], add: Add): void {

@@ -1,0 +1,60 @@
+import type { ConfigIssue } from '../core/errors.ts'
+import type { ResolvedConfig } from './options.ts'
+import { queueNameProblem } from './queue-names.ts'
+import { showValue } from './redact.ts'
+import type { Source } from './resolve.ts'
+
+const manyConnections = 50
+
+interface Findings {
+  issues: ConfigIssue[]
+  warnings: ConfigIssue[]
+  sources: ReadonlyMap<string, Source>
+  production: boolean
+}
+
+/** What only several keys together can show. */
+export function crossCheck(
+  config: ResolvedConfig,
+  { issues, warnings, sources, production }: Findings,
+): void {
+  const warn = (path: string, rule: string) => warnings.push({ path, rule, received: '' })
+  const isSet = (path: string) => sources.get(path) !== 'default'
+  if (config.databaseUrl !== null) {
+    for (const part of ['host', 'port', 'database', 'user', 'password'] as const) {
+      const value = config.connection[part]
+      const path = `connection.${part}`
+      if (value !== null)
+        issues.push({ path, rule: 'conflicts with databaseUrl', received: showValue(path, value) })
+    }
+  }
+  checkQueueNames(config, issues)
+
+  const { retry, priority, drainTimeout, shutdownTimeout, pool, workers, streams, log } = config
+  if (retry.base > retry.max) warn('retry.base', 'is greater than retry.max')
+  if (isSet('shutdownTimeout') && shutdownTimeout < drainTimeout)
+    warn('shutdownTimeout', 'is below drainTimeout; workers will be killed while they drain')
+  const levels = priority.levels ?? 1
+  if (levels > 1 && priority.default >= levels) warn('priority.default', `is clamped to ${levels - 1}`)
+  const most = Math.max(0, ...workers.map(entry => entry.concurrency))
+  if (pool.size !== null && pool.size < most)
+    warn('pool.size', `is below a concurrency of ${most}; work will queue for connections`)
+  const total = workers.reduce((sum, { concurrency, processes }) => sum + concurrency * processes, 0)
+  if (pool.size === null && total > manyConnections)
+    warn('pool.size', `is automatic; the workers of one host may open ${total} connections`)
+  if (production && streams.enabled && streams.secret.length === 0)
+    warn('streams.secret', 'is not set; streams cannot be served')
+  if (log.logger !== null && isSet('log.format'))
+    warn('log.format', 'is ignored, because log.logger is given')
+}
+
+function checkQueueNames(config: ResolvedConfig, issues: ConfigIssue[]): void {
+  const rules = { queuePrefix: config.queuePrefix, levels: config.priority.levels ?? 1 }
+  const places = new Map([[config.defaultQueue.toLowerCase(), 'defaultQueue']])
+  for (const [index, entry] of config.workers.entries())
+    for (const queue of entry.queues) if (!places.has(queue)) places.set(queue, `workers[${index}].queues`)
+  for (const [queue, path] of places) {
+    const rule = queueNameProblem(queue, rules)
+    if (rule !== undefined) issues.push({ path, rule, received: showValue(path, queue) })
+  }
+}
