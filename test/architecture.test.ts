@@ -118,12 +118,13 @@ function readImports(): Map<string, string[]> {
     for (const name of readdirSync(join(root, folder), { recursive: true, encoding: 'utf8' })) {
       if (!name.endsWith('.js')) continue
       const file = join(folder, name)
-      const [specifiers] = parse(readFileSync(join(root, file), 'utf8'))
+      const [imports] = parse(readFileSync(join(root, file), 'utf8'))
+      const ours = imports.flatMap(({ type, specifier }) =>
+        type !== 'import-meta' && specifier?.startsWith('.') ? [specifier] : [],
+      )
       found.set(
         file,
-        specifiers
-          .filter(({ n, d }) => n?.startsWith('.') && d === -1)
-          .map(({ n }) => relative(root, join(root, dirname(file), n as string))),
+        ours.map(specifier => relative(root, join(root, dirname(file), specifier))),
       )
     }
   }

@@ -30,7 +30,7 @@ t.test('given every error class', async t => {
   }
 
   t.test('when the page names a class, then the class exists', async t => {
-    for (const [, name] of page.matchAll(/^\| `(\w+)` \|/gm)) t.ok(name && name in errors, name)
+    for (const [, name] of page.matchAll(/^\| `(\w+)` \|/gm)) t.ok(name && name in errors, `${name} exists`)
   })
 })
 

@@ -190,8 +190,9 @@ function startupOptions(settings: Record<string, string | number | boolean>): st
     .join(' ')
 }
 
-function withPoolerHint(error: unknown): unknown {
-  if (error instanceof Error && /unsupported startup parameter/.test(error.message)) {
+/** A pooler in transaction mode refuses start-up options; its own message does not say what to do. */
+export function withPoolerHint(error: unknown): unknown {
+  if (error instanceof Error && /unsupported startup parameter(?!.*gucMode)/.test(error.message)) {
     error.message += ' — set connection.gucMode to "session"'
   }
   return error

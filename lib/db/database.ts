@@ -2,7 +2,7 @@ import pg from 'pg'
 import { PoolTimeoutError, ReadTimeoutError } from '../core/errors.ts'
 import type { Logger } from '../core/log.ts'
 import { sleep } from '../core/sleep.ts'
-import type { ConnectOptions, Connector } from './connector.ts'
+import { type ConnectOptions, type Connector, withPoolerHint } from './connector.ts'
 
 /**
  * Anything with a `query` that runs SQL on **one** connection: a `pg.Client`, a pooled client, or an adapter.
@@ -219,7 +219,7 @@ export class Database {
           { cause: error },
         )
       }
-      throw error
+      throw withPoolerHint(error)
     }
   }
 
