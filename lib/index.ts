@@ -1,1 +1,31 @@
+export { parseWorkers } from './config/capsules.ts'
+export { defineConfig } from './config/define.ts'
+export { type LoadConfigOptions, type LoadedConfig, loadConfig } from './config/load.ts'
+export type { PgbusConfig, ResolvedConfig, ResolvedWorkerEntry, WorkerEntry } from './config/options.ts'
+export { redactConfig } from './config/redact.ts'
+export { resolveConfig, validateConfig } from './config/resolve.ts'
+export type { Duration } from './core/duration.ts'
 export * from './core/errors.ts'
+export type { JsonValue } from './core/json.ts'
+export type { Logger, LogLevel } from './core/log.ts'
+export type { ErrorContext, ErrorReporter } from './core/report.ts'
+export type { Queryable } from './db/database.ts'
+export type { MigrationStatus } from './db/migrate.ts'
+export { DiscardJob, RetryJob } from './jobs/control.ts'
+export {
+  defineJob,
+  type Job,
+  type JobContext,
+  type JobEnqueueOptions,
+  type JobOptions,
+  type RetryPolicy,
+} from './jobs/define.ts'
+export type { EnqueueItem, EnqueueOptions, EnqueueResult } from './jobs/enqueue.ts'
+export type { StandardSchemaV1 } from './jobs/standard-schema.ts'
+export { createPgbus, loadPgbus, type Pgbus, type Schema } from './pgbus.ts'
+export type { QueueInfo, QueueMetrics, Queues } from './pgmq/queues.ts'
+export {
+  type Supervisor,
+  type SupervisorOptions,
+  startSupervisor,
+} from './processes/supervisor/supervisor.ts'
