@@ -45,7 +45,7 @@ export function spawnWeb(t: TestContext, { app, args = [], env = {}, ...options 
 }
 
 /** The URL that the host printed. */
-export async function addressOf(host: WebHost): Promise<string> {
+export async function addressOf(host: SpawnedProcess): Promise<string> {
   const [, address] = await host.waitForOutput(/listening on (http:\/\/[^",\s]+)/)
   return address!
 }

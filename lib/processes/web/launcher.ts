@@ -67,7 +67,7 @@ export async function launch(options: LaunchOptions): Promise<number> {
         'streams.secret is not set: one was made up for this run, and open pages do not survive a restart',
       )
     if (config.web.workers === 1) log.info('one worker: with web.workers 0 this process serves by itself')
-    if (signals.received) return 0
+    if (signals.received) return signals.crashed ? 1 : 0
     return await run(single ? singleRunner(setup) : clusterRunner(setup, root, log), signals, log)
   } finally {
     signals.release()

@@ -56,7 +56,7 @@ export class Primary {
     this.#fork = fork
     this.#slots = Array.from({ length: config.web.workers }, (_, at) => ({
       index: at + 1,
-      policy: new RestartPolicy({}),
+      policy: new RestartPolicy(),
       handle: undefined,
       timer: undefined,
     }))

@@ -6,4 +6,4 @@
 for (const signal of ['SIGINT', 'SIGHUP', 'SIGUSR1', 'SIGUSR2'] as const) process.on(signal, () => undefined)
 
 const { runWorker } = await import('./worker.ts')
-await runWorker()
+await runWorker(process.env)

@@ -15,8 +15,8 @@ const lingerMs = 1_000
  * A worker of the cluster, from its first message to its end. When the primary dies, Node ends this process
  * as soon as the channel closes; nothing here has to.
  */
-export async function runWorker(): Promise<void> {
-  const index = Number(process.env.PGBUS_WEB_INDEX ?? 0)
+export async function runWorker(env: NodeJS.ProcessEnv): Promise<void> {
+  const index = Number(env.PGBUS_WEB_INDEX ?? 0)
   process.title = `pgbus-web: worker ${index}`
 
   let host: AppHost | undefined
@@ -52,7 +52,7 @@ export async function runWorker(): Promise<void> {
 
   tell({ pgbus: 'web', t: 'booting' })
   try {
-    const { config } = await loadConfig()
+    const { config } = await loadConfig({ env })
     process.on('SIGTERM', () => void end(0, config.web.shutdownTimeout))
     if (ending) return
     host = new AppHost({ config, app: config.web.app ?? '', index })

@@ -1,32 +1,8 @@
-import { EventEmitter } from 'node:events'
 import t, { type Test } from 'tap'
 import type { Logger } from '../../../lib/core/log.ts'
-import {
-  type WorkerExit,
-  WorkerHandle,
-  type WorkerProcess,
-} from '../../../lib/processes/web/worker-handle.ts'
+import { type WorkerExit, WorkerHandle } from '../../../lib/processes/web/worker-handle.ts'
 import { waitFor } from '../../support/wait-for.ts'
-
-class FakeWorker extends EventEmitter implements WorkerProcess {
-  sent: unknown[] = []
-  killed: string[] = []
-  connected = true
-  process = { pid: 4711, kill: (signal: string) => this.killed.push(signal) > 0 }
-
-  isConnected() {
-    return this.connected
-  }
-
-  send(message: unknown) {
-    this.sent.push(message)
-    return true
-  }
-
-  says(message: object) {
-    this.emit('message', { pgbus: 'web', ...message })
-  }
-}
+import { FakeWorker } from './fake-worker.ts'
 
 function setup(_t: Test, options: { bootTimeout?: number; drainTimeout?: number } = {}) {
   const worker = new FakeWorker()
@@ -61,7 +37,7 @@ t.test('given a booting worker', async t => {
       worker.says({ t: 'ready', addresses: ['http://127.0.0.1:2'] })
       t.equal(handle.state, 'ready')
       t.same(ready, [['http://127.0.0.1:1']])
-      worker.emit('exit', 0, null)
+      worker.exits(0)
       t.match(exits, [{ code: 0, booted: true, expected: false, reason: 'exited with code 0' }])
     },
   )
@@ -71,7 +47,7 @@ t.test('given a booting worker', async t => {
     handle.stop('SIGTERM', 5_000)
     worker.says({ t: 'booting' })
     t.equal(worker.sent.length, 2)
-    worker.emit('exit', 0, null)
+    worker.exits(0)
     t.match(exits, [{ expected: true, booted: false }])
   })
 
@@ -79,23 +55,23 @@ t.test('given a booting worker', async t => {
     const { worker, exits, lines } = setup(t, { bootTimeout: 20 })
     await waitFor(() => worker.killed.length > 0)
     t.same(worker.killed, ['SIGKILL'])
-    worker.emit('exit', null, 'SIGKILL')
+    await waitFor(() => exits.length > 0)
     t.match(exits, [{ booted: false, expected: false, reason: 'not ready within 0.02s (web.bootTimeout)' }])
-    t.same(lines, ['worker 2 (pid 4711) failed to boot within 0.02s'])
+    t.same(lines, [`worker 2 (pid ${worker.process.pid}) failed to boot within 0.02s`])
   })
 
   t.test('when it says why it fails, then that is the reason', async t => {
     const { worker, exits } = setup(t)
     worker.says({ t: 'fatal', message: 'no such module' })
     worker.says({ t: 'draining', connections: 0 })
-    worker.emit('exit', 1, null)
+    worker.exits(1)
     t.match(exits, [{ code: 1, booted: false, expected: false, reason: 'no such module' }])
   })
 
   t.test('when it exits with 0, then the reason says that this is not success', async t => {
     const { worker, exits } = setup(t)
-    worker.emit('exit', 0, null)
-    worker.emit('exit', 0, null)
+    worker.exits(0)
+    worker.exits(0)
     t.match(exits, [{ code: 0, booted: false, expected: false, reason: /must not end the process/ }])
     t.equal(exits.length, 1)
   })
@@ -109,7 +85,7 @@ t.test('given a ready worker', async t => {
     t.same(worker.sent, [{ pgbus: 'web', t: 'stop', reason: 'SIGTERM', deadlineMs: 5_000 }])
     worker.says({ t: 'draining', connections: 3 })
     t.equal(handle.state, 'draining')
-    worker.emit('exit', 0, null)
+    worker.exits(0)
     t.match(exits, [{ expected: true, booted: true }])
     handle.stop('again', 5_000)
     handle.kill()
@@ -118,11 +94,11 @@ t.test('given a ready worker', async t => {
   })
 
   t.test('when it does not stop in time, then it is killed', async t => {
-    const { worker, handle } = setup(t)
+    const { worker, handle, exits } = setup(t)
     worker.says({ t: 'ready', addresses: [] })
     handle.stop('SIGTERM', 20)
     await waitFor(() => worker.killed.length > 0)
-    worker.emit('exit', null, 'SIGKILL')
+    await waitFor(() => exits.length > 0)
     t.same(worker.killed, ['SIGKILL'])
   })
 
@@ -131,17 +107,17 @@ t.test('given a ready worker', async t => {
     worker.says({ t: 'ready', addresses: [] })
     worker.says({ t: 'draining', connections: 1 })
     await waitFor(() => worker.killed.length > 0)
-    worker.emit('exit', null, 'SIGKILL')
+    await waitFor(() => exits.length > 0)
     t.match(exits, [{ expected: true, signal: 'SIGKILL' }])
   })
 
   t.test('when its channel is closed already, then stop sends nothing and still has a deadline', async t => {
-    const { worker, handle } = setup(t)
+    const { worker, handle, exits } = setup(t)
     worker.connected = false
     handle.stop('SIGTERM', 20)
     t.same(worker.sent, [])
     await waitFor(() => worker.killed.length > 0)
-    worker.emit('exit', null, 'SIGKILL')
+    await waitFor(() => exits.length > 0)
     t.equal(handle.state, 'exited')
   })
 })
