@@ -8,7 +8,7 @@ export interface WorkerEntry {
   /** Name in logs and `pgbus_processes`. */
   name?: string | null | undefined
   /** Logical queue names, most urgent first: an earlier queue is emptied before a later one is touched. */
-  queues: string[]
+  queues: readonly string[]
   /** Jobs in progress at once. Default 5. */
   concurrency?: number | undefined
   /** Identical child processes of this entry. Default 1. */

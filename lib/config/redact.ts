@@ -18,7 +18,10 @@ export function redactConfig(config: object): Record<string, unknown> {
 /** A value as it may be shown in an error: shortened, and replaced when its key is a secret's. */
 export function showValue(path: string, value: unknown): string {
   const shown = redactValue(value, path.split('.'))
-  return inspect(shown, { depth: 3, breakLength: Number.POSITIVE_INFINITY }).slice(0, longestShown)
+  return inspect(shown, { depth: 3, compact: true, breakLength: Number.POSITIVE_INFINITY }).slice(
+    0,
+    longestShown,
+  )
 }
 
 /** A database URL without its password. What cannot be understood is not shown at all. */

@@ -26,7 +26,9 @@ export function resolveWorkers(
       // Names that were derived from the string form may overlap: they are several processes of one pool.
       named = false
     } catch (error) {
-      add('workers', 'must follow the form "queue, queue: number; …"', value, (error as Error).message)
+      // The parser quotes the text, which may be a connection URL in the wrong place.
+      const hint = value.includes('://') ? undefined : (error as Error).message
+      add('workers', 'must follow the form "queue, queue: number; …"', value, hint)
       return []
     }
   } else if (Array.isArray(value)) entries = value
