@@ -67,7 +67,8 @@ export class Connector {
     ) {
       delete config.application_name
     }
-    if (ssl !== null) config.ssl = ssl
+    // A copy: the driver changes the object, and the configuration is frozen.
+    if (ssl !== null) config.ssl = typeof ssl === 'object' ? { ...ssl } : ssl
     if (gucMode === 'options') {
       config.options = startupOptions({
         // A plan made while a queue was nearly empty scans the whole table; kept for a queue that has grown to
