@@ -89,3 +89,16 @@ RETURNING id`,
     this.#id = rows[0]?.id
   }
 }
+
+/** Deletes the row of a process of this host that died without doing so. */
+export async function forgetProcess(
+  db: Pick<Database, 'query'>,
+  kind: ProcessKind,
+  pid: number,
+): Promise<void> {
+  await db.query('DELETE FROM pgbus_processes WHERE kind = $1 AND hostname = $2 AND pid = $3', [
+    kind,
+    hostname(),
+    pid,
+  ])
+}

@@ -23,12 +23,18 @@ export type SupervisorToChild =
   | { t: 'degraded' }
 
 export type ChildToSupervisor =
+  /** The modules that define jobs are imported. */
   | { t: 'loaded' }
+  /** The first look at the queues went through. */
   | { t: 'ready' }
   /** Physical tables this child reads; replaces the previous set. */
   | { t: 'listen'; tables: string[] }
-  /** Deliveries taken and finished since the last such message. */
+  /**
+   * Deliveries taken and finished since the last such message. `done` counts first: a delivery that was given
+   * back and claimed again has the same token.
+   */
   | { t: 'held'; taken: HeldToken[]; done: HeldToken[] }
+  /** Why this child is about to end. */
   | { t: 'fatal'; message: string; stack: string | null }
 
 /** A host process (`pgbus start`, `pgbus-web`) to whoever forked it. */

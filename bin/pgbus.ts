@@ -1,0 +1,71 @@
+#!/usr/bin/env node
+/** Picks the command, and turns its outcome into an exit code: 0 done, 1 failed, refused or misused. */
+import { readFileSync } from 'node:fs'
+import { Command, CommanderError } from 'commander'
+import { type Command as CommandDefinition, type Context, type Flags, printError } from './cli.ts'
+import { config } from './commands/config.ts'
+import { migrate } from './commands/migrate.ts'
+import { start } from './commands/start.ts'
+
+/** What a command left open does not keep its process for longer. */
+const lingerMs = 1_000
+
+const demo: CommandDefinition = {
+  name: 'demo',
+  summary: 'try pgbus out: an order desk on an embedded PostgreSQL',
+  options: [],
+  async run(_flags, { env, cwd, print }) {
+    // It needs packages that an installation for production does not have.
+    const { runDemo } = await import('./commands/demo.ts')
+    return runDemo({ env, cwd, print })
+  },
+}
+
+const commands: readonly CommandDefinition[] = [start, migrate, config, demo]
+
+async function main(args: string[], context: Context): Promise<number> {
+  let code = 0
+  const version = `pgbus ${packageVersion()}`
+  const program = new Command('pgbus')
+    .description('Background jobs and streams on PostgreSQL.')
+    .version(version, '-v, --version', 'print the version')
+    .exitOverride()
+    .showHelpAfterError()
+    .configureOutput({ outputError: (text, write) => write(`pgbus: ${text.replace(/^error: /, '')}`) })
+  program
+    .command('version')
+    .description('print the version')
+    .action(() => context.print(version))
+  for (const definition of commands) {
+    const command = program.command(definition.name).description(definition.summary)
+    for (const [flags, summary] of definition.options) command.option(flags, summary)
+    command.action(async (flags: Flags) => {
+      try {
+        code = await definition.run(flags, context)
+      } catch (error) {
+        printError(error, flags, context)
+        code = 1
+      }
+    })
+  }
+  try {
+    await program.parseAsync(args, { from: 'user' })
+    return code
+  } catch (error) {
+    if (error instanceof CommanderError) return error.exitCode
+    throw error
+  }
+}
+
+function packageVersion(): string {
+  const file = new URL('../../package.json', import.meta.url)
+  return (JSON.parse(readFileSync(file, 'utf8')) as { version: string }).version
+}
+
+process.exitCode = await main(process.argv.slice(2), {
+  env: process.env,
+  cwd: process.cwd(),
+  print: line => process.stdout.write(`${line}\n`),
+  warn: line => process.stderr.write(`${line}\n`),
+})
+setTimeout(() => process.exit(), lingerMs).unref()

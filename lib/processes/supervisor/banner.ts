@@ -1,0 +1,46 @@
+import { readFileSync } from 'node:fs'
+import type { ResolvedConfig } from '../../config/options.ts'
+import type { Connector } from '../../db/connector.ts'
+import type { MigrationStatus } from '../../db/migrate.ts'
+
+const unknown = 'unknown'
+
+/** What a person looks for first in a log, one line each. A part that cannot be told is `unknown`. */
+export function bannerLines(config: ResolvedConfig, connector: Connector): string[] {
+  const pools = config.workers.reduce(
+    (sum, { concurrency, processes }) => sum + processes * workerPoolSize(config, concurrency),
+    0,
+  )
+  return [
+    `pgbus ${attempt(packageVersion)} pid=${process.pid} node=${process.versions.node}`,
+    `connection=${attempt(() => connector.describe('base'))} pool=${pools}`,
+    `notify=${config.notify.enabled}`,
+    ...config.workers.map(
+      ({ name, queues, concurrency, processes }) =>
+        `worker=${name ?? 'anonymous'} queues=${queues.join(',')} concurrency=${concurrency} processes=${processes}`,
+    ),
+  ].map(line => `boot: ${line}`)
+}
+
+/** The line about the schema, known only once the database has answered. */
+export function schemaLine(config: ResolvedConfig, status: MigrationStatus | undefined): string {
+  return `boot: pgmq_schema_mode=${config.pgmq.schemaMode} pgmq_version=${status?.pgmq.version ?? unknown}`
+}
+
+/** Connections of one worker process: as many as jobs run at once, since each claims and finishes by itself. */
+export function workerPoolSize(config: ResolvedConfig, concurrency: number): number {
+  return config.pool.size ?? Math.max(2, concurrency)
+}
+
+function packageVersion(): string {
+  const file = new URL('../../../../package.json', import.meta.url)
+  return (JSON.parse(readFileSync(file, 'utf8')) as { version: string }).version
+}
+
+function attempt(tell: () => string): string {
+  try {
+    return tell()
+  } catch {
+    return unknown
+  }
+}

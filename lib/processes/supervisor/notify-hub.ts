@@ -1,0 +1,169 @@
+/**
+ * One LISTEN connection for all children of a supervisor.
+ *
+ * Each child says which tables it reads; the union is LISTENed, with one reference per child and table. A
+ * notification becomes a `wake` to every child that reads the table: waking one too many costs an empty claim,
+ * waking one too few would cost seconds. Wakes carry no data, so those that a busy child has not received yet
+ * merge into one. A child that hears nothing for a while, or whose supervisor dies, polls by itself.
+ */
+import type { Logger } from '../../core/log.ts'
+import type { Listener } from '../../db/listener.ts'
+import { insertChannel } from '../../pgmq/names.ts'
+import type { SupervisorToChild } from '../messages.ts'
+
+/** Interval at which children are told again whether notifications arrive. */
+export const statusIntervalMs = 5_000
+
+/** A child as the hub sees it. `sent` is called when the message has left this process, or never will. */
+export interface HubMember {
+  readonly slot: string
+  send(message: SupervisorToChild, sent: () => void): void
+}
+
+export type HubListener = Pick<
+  Listener,
+  'start' | 'ensureListening' | 'release' | 'onNotify' | 'onStatus' | 'delivering' | 'close'
+>
+
+interface Membership {
+  channels: ReadonlySet<string>
+  /** Counts `listen` messages: an answer of LISTEN that belongs to an older set is stale. */
+  generation: number
+  /** Every channel of the set was answered; before, the child polls. */
+  settled: boolean
+  /** A wake or status is on its way; what is due meanwhile follows it. */
+  sending: boolean
+  wakeDue: boolean
+  statusDue: boolean
+}
+
+export class NotifyHub {
+  readonly #listener: HubListener
+  readonly #log: Logger
+  readonly #every: (ms: number, fn: () => void) => () => void
+  readonly #members = new Map<HubMember, Membership>()
+  #stopStatus: () => void = () => undefined
+  #closed: Promise<void> | undefined
+
+  /** `every` calls a function at an interval and returns what ends that. */
+  constructor(options: {
+    listener: HubListener
+    log: Logger
+    every?: ((ms: number, fn: () => void) => () => void) | undefined
+  }) {
+    this.#listener = options.listener
+    this.#log = options.log
+    this.#every = options.every ?? unrefInterval
+  }
+
+  /** Connects in the background. */
+  start(): void {
+    this.#listener.onNotify(channel => this.#notified(channel))
+    this.#listener.onStatus(delivering => {
+      this.#log.info(
+        delivering ? 'notifications are delivered' : 'notifications are not delivered; workers poll',
+      )
+      this.#broadcastStatus()
+    })
+    this.#listener.start()
+    this.#stopStatus = this.#every(statusIntervalMs, () => this.#broadcastStatus())
+  }
+
+  /** Replaces the tables that a child reads. */
+  async listen(member: HubMember, tables: readonly string[]): Promise<void> {
+    if (this.#closed) return
+    const channels = new Set(tables.map(insertChannel))
+    const membership = this.#members.get(member) ?? {
+      channels: new Set<string>(),
+      generation: 0,
+      settled: false,
+      sending: false,
+      wakeDue: false,
+      statusDue: false,
+    }
+    const before = membership.channels
+    membership.channels = channels
+    membership.generation += 1
+    membership.settled = false
+    this.#members.set(member, membership)
+
+    const { generation } = membership
+    // References are taken before others are given back: a channel in both sets is never let go.
+    const answers = [...channels]
+      .filter(channel => !before.has(channel))
+      .map(channel => this.#listener.ensureListening(channel))
+    for (const channel of before) if (!channels.has(channel)) this.#listener.release(channel)
+    await Promise.all(answers)
+    if (this.#members.get(member) !== membership || membership.generation !== generation) return
+    membership.settled = true
+    // What was inserted between the child's last claim and LISTEN had no messenger.
+    membership.wakeDue = true
+    membership.statusDue = true
+    this.#flush(member, membership)
+  }
+
+  /** Forgets a child that is gone. */
+  remove(member: HubMember): void {
+    const membership = this.#members.get(member)
+    if (!membership) return
+    this.#members.delete(member)
+    for (const channel of membership.channels) this.#listener.release(channel)
+  }
+
+  /** Ends the connection. Children notice by themselves. */
+  close(): Promise<void> {
+    this.#closed ??= this.#close()
+    return this.#closed
+  }
+
+  async #close(): Promise<void> {
+    this.#stopStatus()
+    this.#members.clear()
+    await this.#listener.close()
+  }
+
+  #notified(channel: string): void {
+    for (const [member, membership] of this.#members) {
+      if (!membership.channels.has(channel)) continue
+      membership.wakeDue = true
+      this.#flush(member, membership)
+    }
+  }
+
+  #broadcastStatus(): void {
+    for (const [member, membership] of this.#members) {
+      if (!membership.settled) continue
+      membership.statusDue = true
+      this.#flush(member, membership)
+    }
+  }
+
+  #flush(member: HubMember, membership: Membership): void {
+    if (membership.sending || this.#members.get(member) !== membership) return
+    const message = this.#next(membership)
+    if (!message) return
+    membership.sending = true
+    member.send(message, () => {
+      membership.sending = false
+      this.#flush(member, membership)
+    })
+  }
+
+  #next(membership: Membership): SupervisorToChild | undefined {
+    if (membership.wakeDue) {
+      membership.wakeDue = false
+      return { t: 'wake' }
+    }
+    if (membership.statusDue) {
+      membership.statusDue = false
+      return { t: this.#listener.delivering ? 'healthy' : 'degraded' }
+    }
+    return undefined
+  }
+}
+
+function unrefInterval(ms: number, fn: () => void): () => void {
+  const timer = setInterval(fn, ms)
+  timer.unref()
+  return () => clearInterval(timer)
+}

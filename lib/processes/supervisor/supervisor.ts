@@ -1,0 +1,374 @@
+import { fork } from 'node:child_process'
+import { hostname } from 'node:os'
+import { fileURLToPath } from 'node:url'
+import type { LoadedConfig } from '../../config/load.ts'
+import type { ResolvedWorkerEntry } from '../../config/options.ts'
+import { toPortable } from '../../config/portable.ts'
+import { type Deferred, deferred } from '../../core/deferred.ts'
+import { BootError } from '../../core/errors.ts'
+import type { Logger } from '../../core/log.ts'
+import { toError } from '../../core/report.ts'
+import { withDeadline } from '../../core/sleep.ts'
+import { Listener } from '../../db/listener.ts'
+import { forgetProcess, Heartbeat } from '../../jobs/heartbeat.ts'
+import { Pgbus } from '../../pgbus.ts'
+import { makeVisible } from '../../pgmq/statements.ts'
+import type { BootMessage, HostReadyMessage } from '../messages.ts'
+import { RestartPolicy } from '../restart-policy.ts'
+import { listenForStop } from '../signals.ts'
+import { bannerLines, schemaLine } from './banner.ts'
+import { ensureQueues, orAborted, prepareSchema, waitForDatabase } from './boot.ts'
+import { type ChildExit, ChildHandle, type ChildLike } from './child-handle.ts'
+import { NotifyHub } from './notify-hub.ts'
+import { Shutdown } from './shutdown.ts'
+
+/** Connections of the supervisor itself: heartbeat and giving back messages. */
+const poolSize = 2
+
+const listenHealthCheckMs = 30_000
+const listenAckTimeoutMs = 5_000
+
+/** The last statements of a supervisor, when all children are gone. */
+const lastWordsMs = 1_000
+
+export type SupervisorStatus = 'BOOTING' | 'OK' | 'DEGRADED' | 'DRAINING'
+
+export interface ChildInfo {
+  slot: string
+  /** Null: between two processes. */
+  pid: number | null
+  ready: boolean
+  queues: readonly string[]
+  uptimeMs: number | null
+  /** Early ends in a row. */
+  streak: number
+}
+
+export interface SupervisorOptions {
+  loaded: LoadedConfig
+  /** Stop at TERM, INT, HUP, QUIT, an uncaught error, or when the process that forked this one is gone. */
+  signals?: boolean | undefined
+}
+
+/** A place that one child fills at a time. */
+interface Slot {
+  readonly name: string
+  readonly entry: ResolvedWorkerEntry
+  readonly policy: RestartPolicy
+  handle: ChildHandle | undefined
+  /** Runs until the next process is forked. */
+  restart: NodeJS.Timeout | undefined
+}
+
+/**
+ * Boots a supervisor and its children; resolves when they are forked, or when it was told to stop before.
+ * @throws ConfigurationError, BootError, SchemaNotReadyError, MigrationError. Nothing is left running then.
+ */
+export async function startSupervisor(options: SupervisorOptions): Promise<Supervisor> {
+  const supervisor = new Supervisor(options)
+  await supervisor.boot()
+  return supervisor
+}
+
+/**
+ * The parent of the job workers: keeps each slot filled, owns the one LISTEN connection, and gives back what a
+ * dead child held. It runs no job itself and reads nothing from the database while it runs.
+ */
+export class Supervisor {
+  /** The exit code, once everything has ended. */
+  readonly done: Promise<number>
+  readonly #loaded: LoadedConfig
+  readonly #pgbus: Pgbus
+  readonly #log: Logger
+  readonly #heartbeat: Heartbeat
+  readonly #shutdown: Shutdown
+  readonly #slots: Slot[]
+  readonly #done: Deferred<number> = deferred<number>()
+  readonly #stopping = new AbortController()
+  readonly #portable: Record<string, unknown>
+  /** Giving back what dead children held. */
+  readonly #salvage = new Set<Promise<void>>()
+  #forgetSignals: () => void = () => undefined
+  #hub: NotifyHub | undefined
+  #forked = false
+  #childDied = false
+  #everReady = false
+  #crashed = false
+  #finishing: Promise<void> | undefined
+
+  constructor({ loaded, signals = false }: SupervisorOptions) {
+    const { config } = loaded
+    this.#loaded = loaded
+    this.done = this.#done.promise
+    this.#pgbus = new Pgbus(config, { poolSize })
+    this.#log = this.#pgbus.log.child({ component: 'supervisor' })
+    this.#portable = toPortable(config)
+    this.#heartbeat = new Heartbeat({ db: this.#pgbus.db, log: this.#log })
+    this.#shutdown = new Shutdown({
+      shutdownTimeout: config.shutdownTimeout,
+      children: () => this.#slots.flatMap(({ handle }) => handle ?? []),
+    })
+    this.#slots = config.workers.flatMap((entry, index) =>
+      Array.from({ length: entry.processes }, (_, copy) => ({
+        name: `worker:${index}.${copy}`,
+        entry,
+        policy: new RestartPolicy(),
+        handle: undefined,
+        restart: undefined,
+      })),
+    )
+    // First of all: a signal during the boot must be able to cancel it.
+    if (signals) {
+      this.#forgetSignals = listenForStop({
+        graceful: reason => this.#stop(false, reason),
+        immediate: reason => this.#stop(true, reason),
+        crashed: error => this.#crash(error),
+      })
+    }
+  }
+
+  get status(): SupervisorStatus {
+    if (this.#stopping.signal.aborted) return 'DRAINING'
+    if (!this.#forked) return 'BOOTING'
+    if (this.live >= this.expected) return 'OK'
+    return this.#everReady || this.#childDied ? 'DEGRADED' : 'BOOTING'
+  }
+
+  /** Slots that must be filled. */
+  get expected(): number {
+    return this.#forked ? this.#slots.length : 0
+  }
+
+  /** Slots whose process is ready. */
+  get live(): number {
+    return this.#slots.filter(({ handle }) => handle?.ready).length
+  }
+
+  children(): ChildInfo[] {
+    return this.#slots.map(({ name, entry, handle, policy }) => ({
+      slot: name,
+      pid: handle?.pid ?? null,
+      ready: handle?.ready ?? false,
+      queues: entry.queues,
+      uptimeMs: handle ? Math.round(handle.uptimeMs) : null,
+      streak: policy.streak,
+    }))
+  }
+
+  /** Drains and ends all children; resolves to the exit code. `immediate` does not wait for running jobs. */
+  stop({ immediate = false }: { immediate?: boolean } = {}): Promise<number> {
+    this.#stop(immediate, 'stop() was called')
+    return this.done
+  }
+
+  /** @internal Use {@link startSupervisor}. */
+  async boot(): Promise<void> {
+    try {
+      await this.#boot()
+    } catch (error) {
+      if (this.#stopping.signal.aborted) return
+      this.#forgetSignals()
+      this.#stopping.abort()
+      await this.#close()
+      throw error
+    }
+  }
+
+  async #boot(): Promise<void> {
+    const { config, warnings } = this.#loaded
+    const { connector, db, schema, report } = this.#pgbus
+    const { signal } = this.#stopping
+    const log = this.#log
+    process.title = 'pgbus: supervisor'
+    if (this.#slots.length === 0) {
+      throw new BootError('no role has anything to run: set workers, for example "default: 5"')
+    }
+    for (const { path, rule } of warnings) log.warn({ key: path }, `configuration: ${path} ${rule}`)
+    for (const line of bannerLines(config, connector)) log.info(line)
+
+    await waitForDatabase({ loaded: this.#loaded, connector, log, signal })
+    if (signal.aborted) return
+    const status = await orAborted(prepareSchema({ loaded: this.#loaded, schema, db, log }), signal)
+    if (signal.aborted) return
+    log.info(schemaLine(config, status))
+    await orAborted(
+      this.#heartbeat.start('supervisor', () => ({ hostname: hostname(), children: this.live })),
+      signal,
+    )
+    if (signal.aborted) return
+    await orAborted(ensureQueues({ config, queues: this.#pgbus.queues, report, signal }), signal)
+    if (signal.aborted) return
+    this.#openHub()
+    for (const slot of this.#slots) this.#fill(slot)
+    this.#forked = true
+  }
+
+  #openHub(): void {
+    if (!this.#loaded.config.notify.enabled) return
+    const log = this.#log.child({ component: 'notify-hub' })
+    const listener = new Listener({
+      connector: this.#pgbus.connector,
+      target: 'notify',
+      log,
+      report: this.#pgbus.report,
+      action: 'notify_listener_reconnect',
+      healthCheck: listenHealthCheckMs,
+      verifyDelivery: true,
+      ackTimeout: listenAckTimeoutMs,
+      degradedPoll: null,
+    })
+    this.#hub = new NotifyHub({ listener, log })
+    this.#hub.start()
+  }
+
+  #fill(slot: Slot): void {
+    slot.restart = undefined
+    if (this.#stopping.signal.aborted) return
+    const boot: BootMessage = {
+      t: 'boot',
+      slot: slot.name,
+      entry: slot.entry,
+      config: this.#portable,
+      configFile: this.#loaded.file,
+    }
+    let child: ChildLike
+    try {
+      child = forkChild()
+    } catch (error) {
+      this.#vacated(slot, -1, {
+        code: null,
+        signal: null,
+        uptimeMs: 0,
+        expected: false,
+        reason: `could not be started: ${toError(error).message}`,
+      })
+      return
+    }
+    slot.handle = new ChildHandle({
+      slot: slot.name,
+      entry: slot.entry,
+      child,
+      boot,
+      log: this.#log,
+      onReady: handle => this.#ready(handle),
+      onListen: (handle, tables) => void this.#hub?.listen(handle, tables),
+      onExit: (handle, exit) => this.#exited(slot, handle, exit),
+    })
+  }
+
+  #ready(handle: ChildHandle): void {
+    this.#log.info({ slot: handle.slot, pid: handle.pid }, `${handle.slot} is ready`)
+    if (this.#everReady || this.live < this.expected) return
+    this.#everReady = true
+    this.#log.info(`ready: ${this.live} children`)
+    const message: HostReadyMessage = { pgbus: 'host', t: 'ready', addresses: [] }
+    if (process.connected) process.send?.(message, undefined, undefined, () => undefined)
+  }
+
+  #exited(slot: Slot, handle: ChildHandle, exit: ChildExit): void {
+    this.#hub?.remove(handle)
+    slot.handle = undefined
+    // A child that ends by itself has given back everything and deleted its row.
+    const clean = exit.code === 0 && handle.held.size === 0
+    if (!clean) this.#giveBack(handle)
+    this.#vacated(slot, handle.pid, exit)
+  }
+
+  #vacated(slot: Slot, pid: number, exit: ChildExit): void {
+    const { code, signal, uptimeMs, reason } = exit
+    const fields = { slot: slot.name, pid, code, signal }
+    if (this.#stopping.signal.aborted) {
+      this.#log.info(fields, `${slot.name} is gone: ${reason}`)
+      this.#finishWhenEmpty()
+      return
+    }
+    this.#childDied = true
+    const delay = slot.policy.exited(uptimeMs, exit.expected)
+    this.#log.warn(
+      { ...fields, streak: slot.policy.streak },
+      `${slot.name} ended after ${(uptimeMs / 1000).toFixed(1)} s: ${reason}; next one in ${delay / 1000} s`,
+    )
+    slot.restart = setTimeout(() => this.#fill(slot), delay)
+  }
+
+  /** Lets other workers have what a dead child held, at once. If that fails, the leases run out. */
+  #giveBack(handle: ChildHandle): void {
+    const { db, report } = this.#pgbus
+    const work = [...handle.held.byTable()].map(async ([physical, tokens]) => {
+      const { rowCount } = await db.query(makeVisible(physical, tokens))
+      this.#log.info(
+        { slot: handle.slot, queue: physical },
+        `gave back ${rowCount} messages of a dead worker`,
+      )
+    })
+    if (handle.pid !== -1) work.push(forgetProcess(db, 'worker', handle.pid))
+    const salvage = Promise.allSettled(work).then(results => {
+      for (const result of results) {
+        if (result.status === 'rejected')
+          report(result.reason, { action: 'give_back_messages', slot: handle.slot })
+      }
+      this.#salvage.delete(salvage)
+    })
+    this.#salvage.add(salvage)
+  }
+
+  #stop(immediate: boolean, reason: string): void {
+    const first = !this.#stopping.signal.aborted
+    // Before anything else: from here on nothing is forked or restarted.
+    this.#stopping.abort()
+    if (first || (immediate && this.#shutdown.state !== 'immediate')) {
+      this.#log.info(`stopping${immediate ? ' now' : ''}: ${reason}`)
+    }
+    for (const slot of this.#slots) {
+      clearTimeout(slot.restart)
+      slot.restart = undefined
+    }
+    if (immediate) this.#shutdown.immediate()
+    else this.#shutdown.graceful()
+    // After the children were told: those that drain need no wakes.
+    void this.#hub?.close()
+    this.#finishWhenEmpty()
+  }
+
+  #crash(thrown: unknown): void {
+    const error = toError(thrown)
+    this.#crashed = true
+    this.#pgbus.report(error, { action: 'uncaught_exception' })
+    if (!this.#stopping.signal.aborted) this.#stop(false, `an error: ${error.message}`)
+  }
+
+  #finishWhenEmpty(): void {
+    if (!this.#stopping.signal.aborted || this.#slots.some(({ handle }) => handle)) return
+    this.#finishing ??= this.#finish()
+  }
+
+  async #finish(): Promise<void> {
+    this.#shutdown.finished()
+    await this.#close()
+    const code = this.#crashed ? 1 : this.#shutdown.exitCode
+    this.#log.info(`stopped${code === 0 ? '' : `, exit code ${code}`}`)
+    this.#forgetSignals()
+    this.#done.resolve(code)
+  }
+
+  /** Whatever the database does, this takes a second at most. */
+  async #close(): Promise<void> {
+    const work = Promise.all([...this.#salvage, this.#heartbeat.stop(), this.#hub?.close()])
+    await withDeadline(
+      work.then(() => this.#pgbus.close()),
+      lastWordsMs,
+    )
+    // Idempotent: for the case that the deadline came first.
+    void this.#pgbus.close()
+  }
+}
+
+/** The compiled child, with the options of this process. Children must not compete for the inspector's port. */
+function forkChild(): ChildLike {
+  return fork(fileURLToPath(new URL('./child-entry.js', import.meta.url)), [], {
+    execArgv: process.execArgv.map(option => option.replace(/^(--inspect(?:-brk|-wait)?)(=.*)?$/, '$1=0')),
+    // Certificates and other binary values of the configuration survive.
+    serialization: 'advanced',
+    stdio: ['ignore', 'inherit', 'inherit', 'ipc'],
+  })
+}

@@ -1,0 +1,55 @@
+import type { LoadedConfig } from '../config/load.ts'
+import { redactUrl } from '../config/redact.ts'
+import { BootError, ConfigurationError, ReplicaConnectionError } from '../core/errors.ts'
+import { toError } from '../core/report.ts'
+import type { Connector, TargetName } from '../db/connector.ts'
+import { isNotThereYet } from '../db/database.ts'
+
+/** Where the connection settings came from: the word a person has to look for. */
+export function databaseSource({
+  config,
+  sources,
+}: Pick<LoadedConfig, 'config' | 'sources'>): 'databaseUrl' | 'connection' | 'env' {
+  const key = config.databaseUrl === null ? 'connection.host' : 'databaseUrl'
+  const source = sources.get(key) ?? 'default'
+  // A URL that no layer of ours gave is DATABASE_URL; a connection without a host follows PGHOST.
+  const fromEnvironment =
+    source === 'environment' || (source === 'default' && key === 'databaseUrl' && config.databaseUrl !== null)
+  if (fromEnvironment) return 'env'
+  return config.databaseUrl === null ? 'connection' : 'databaseUrl'
+}
+
+/** A failed connect as the one line that a person needs: source, host and database, what the driver said. */
+export function unreachable(
+  error: unknown,
+  loaded: Pick<LoadedConfig, 'config' | 'sources'>,
+  connector: Connector,
+  target: TargetName = 'base',
+): Error {
+  // Nothing was tried: these say what to set.
+  if (error instanceof ConfigurationError) return error
+  const place = connector.describe(target)
+  const reason = error instanceof ReplicaConnectionError ? error.message : driverMessage(error)
+  return new BootError(`cannot reach the database via ${databaseSource(loaded)} (${place}): ${reason}`, {
+    cause: error,
+  })
+}
+
+/** True while waiting may help: the server is starting, or its host is not up. */
+export function mayCome(error: unknown): boolean {
+  return isNotThereYet(error) || (error instanceof Error && error.message === 'timeout expired')
+}
+
+/** The driver's words. A host name with several addresses fails with one error per address and no text of its own. */
+function driverMessage(thrown: unknown): string {
+  const error = toError(thrown)
+  const text =
+    error.message === '' && error instanceof AggregateError
+      ? error.errors.map(inner => toError(inner).message).join(', ')
+      : error.message
+  // A driver that quotes the URL would quote its password.
+  return text
+    .replace(/postgres(ql)?:\/\/\S+/gi, url => redactUrl(url))
+    .split('\n')
+    .join(' ')
+}
