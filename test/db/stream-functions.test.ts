@@ -180,6 +180,17 @@ t.test('given a broadcast within a transaction', async t => {
     )
   })
 
+  t.test('when a row was left behind with triggers off, then nobody else sends it', async t => {
+    const [client] = await sessions(t, test, 1)
+    await inTransaction(client!, ["SET LOCAL session_replication_role = 'replica'"], [pend, ['a', '{"n":1}']])
+    await test.query(pend, ['a', '{"n":2}'])
+    t.strictSame(
+      (await stored(test)).map(row => row.n),
+      [2],
+    )
+    await test.query('TRUNCATE pgbus_stream_pending')
+  })
+
   t.test(
     'when two transactions broadcast to the same streams in opposite order, then neither deadlocks',
     async t => {

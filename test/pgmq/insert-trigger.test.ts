@@ -103,6 +103,7 @@ for (const kind of ['ours', 'pgmq'] as const) {
 
       for (const level of ['REPEATABLE READ', 'SERIALIZABLE']) {
         t.test(`when two send at once under ${level}, then neither fails because of the trigger`, async t => {
+          await test.query('UPDATE pgmq.notify_insert_throttle SET last_notified_at = to_timestamp(0)')
           const [a, b] = [await openSession(t, test.url), await openSession(t, test.url)]
           for (const client of [a, b]) {
             await client.query(`BEGIN ISOLATION LEVEL ${level}`)

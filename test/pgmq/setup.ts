@@ -63,6 +63,18 @@ export async function listen(t: TestContext, url: string, channel: string): Prom
   return heard
 }
 
+/** A queue as other clients make it, without a lock. */
+export async function foreignQueue(test: Pick<TestDatabase, 'query'>, name: string): Promise<void> {
+  await test.query(`
+    CREATE TABLE IF NOT EXISTS pgmq.q_${name} (msg_id bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY, read_ct int NOT NULL DEFAULT 0,
+      enqueued_at timestamptz NOT NULL DEFAULT now(), last_read_at timestamptz, vt timestamptz NOT NULL, message jsonb, headers jsonb);
+    CREATE TABLE IF NOT EXISTS pgmq.a_${name} (msg_id bigint PRIMARY KEY, read_ct int NOT NULL DEFAULT 0,
+      enqueued_at timestamptz NOT NULL DEFAULT now(), last_read_at timestamptz, archived_at timestamptz NOT NULL DEFAULT now(),
+      vt timestamptz NOT NULL, message jsonb, headers jsonb);
+    CREATE INDEX IF NOT EXISTS q_${name}_vt_idx ON pgmq.q_${name} (vt);
+    INSERT INTO pgmq.meta (queue_name, is_partitioned, is_unlogged) VALUES ('${name}', false, false) ON CONFLICT DO NOTHING`)
+}
+
 /** The part of a database that migrations make, as text lines that can be compared. */
 export async function describeSchema(test: Pick<TestDatabase, 'query'>): Promise<string[]> {
   const rows = await test.query<{ line: string }>(`
