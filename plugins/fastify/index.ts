@@ -1,0 +1,2 @@
+export type { Authorize } from '../../lib/streams/endpoint.ts'
+export { type PgbusStreamsOptions, pgbusStreams } from './streams.ts'
