@@ -1,3 +1,4 @@
+import { type AddressInfo, createServer, type Socket } from 'node:net'
 import t from 'tap'
 import type { PgbusConfig } from '../../lib/config/options.ts'
 import { resolveConfig } from '../../lib/config/resolve.ts'
@@ -407,8 +408,9 @@ t.test('given a connection that is lost', async t => {
     t.teardown(() => listener.close())
     listener.start()
     await waitFor(() => listener.delivering)
-    const answer = listener.ensureListening('a')
+    // After an immediate, timers come before sockets.
     await new Promise(resolve => setImmediate(resolve))
+    const answer = listener.ensureListening('a')
     const until = Date.now() + 800
     while (Date.now() < until);
     t.equal(await answer, 'active')
@@ -488,7 +490,9 @@ t.test('given a connection that does not deliver', async t => {
       await delivering()
       heard.length = 0
       await notify('a', 'x')
-      await waitFor(() => heard.length >= 1)
+      const checks = () => proxy.statements.filter(text => text === 'SELECT 1').length
+      const before = checks()
+      await waitFor(() => checks() >= before + 3, { message: 'time for several regular wakes' })
       t.same(heard, [['a', 'x']], 'and the regular wakes have ended')
       t.equal(listener.reconnects, 0)
     })
@@ -528,6 +532,23 @@ t.test('given a listener that is closed', async t => {
     const { listener, proxy, start } = await setup(t)
     await start()
     proxy.mode = 'frozen'
+    const before = Date.now()
+    await listener.close()
+    t.ok(Date.now() - before < 3_000)
+  })
+
+  t.test('when the host is silent while it connects, then closing takes a short while at most', async t => {
+    const silent = createServer(socket => void sockets.push(socket))
+    const sockets: Socket[] = []
+    await new Promise<void>(resolve => silent.listen(0, '127.0.0.1', resolve))
+    t.teardown(() => {
+      for (const socket of sockets) socket.destroy()
+      silent.close()
+    })
+    const { port } = silent.address() as AddressInfo
+    const { listener } = await setup(t, { connector: connectorFor(`postgres://u:p@127.0.0.1:${port}/d`) })
+    listener.start()
+    await waitFor(() => sockets.length === 1)
     const before = Date.now()
     await listener.close()
     t.ok(Date.now() - before < 3_000)

@@ -56,10 +56,10 @@ const statusIntervalMs = 5_000
 const probeTimeoutMs = 1_000
 const goodbyeMs = 500
 /**
- * Bytes that may wait in a worker's socket before it counts as behind. One read from the database can hold
- * 64 KB of notifications, which all go out in the same turn; that burst is not slowness.
+ * Bytes that may wait in a worker's socket before it counts as behind. One transaction can notify thousands of
+ * times, and all of it may come and go out in one turn of the event loop; that burst is not slowness.
  */
-const socketBufferBytes = 256 * 1024
+const socketBufferBytes = 1024 * 1024
 
 /**
  * Shares one LISTEN connection between the processes of a host, over a Unix socket.

@@ -427,14 +427,11 @@ t.test('given a worker that does not read', async t => {
     t.notOk(slow.frames.some(frame => frame.t === 'wake' && frame.q === 'b'))
   })
 
-  t.test(
-    'when a burst larger than a small buffer reaches one that reads, then nobody is evicted',
-    async t => {
-      const { path, upstream, hub } = await setup(t)
-      const good = await subscribed(t, path, 1, ['a'])
-      for (let k = 0; k < 1_500; k += 1) upstream.notify('a', `frame ${k}`)
-      await waitFor(() => sent(good.frames, 'wake').length === 1_500)
-      t.equal(hub.stats().evictions, 0)
-    },
-  )
+  t.test('when a large burst of a single turn reaches one that reads, then nobody is evicted', async t => {
+    const { path, upstream, hub } = await setup(t)
+    const good = await subscribed(t, path, 1, ['a'])
+    for (let k = 0; k < 10_000; k += 1) upstream.notify('a', `frame ${k}`)
+    await waitFor(() => sent(good.frames, 'wake').length === 10_000)
+    t.equal(hub.stats().evictions, 0)
+  })
 })
