@@ -1,8 +1,8 @@
 import { type LoadConfigOptions, loadConfig } from './config/load.ts'
 import type { PgbusConfig, ResolvedConfig, ResolvedWorkerEntry } from './config/options.ts'
-import { resolveConfig } from './config/resolve.ts'
+import { assertValid, resolveLayers } from './config/resolve.ts'
 import { openInstances } from './core/context.ts'
-import { ClosedError } from './core/errors.ts'
+import { ClosedError, type ConfigIssue } from './core/errors.ts'
 import { createLogger, type Logger } from './core/log.ts'
 import { createReport, type Report } from './core/report.ts'
 import { Connector } from './db/connector.ts'
@@ -179,14 +179,18 @@ export class Pgbus {
  * @throws ConfigurationError that names everything that is wrong.
  */
 export function createPgbus(options: PgbusConfig = {}): Pgbus {
-  return new Pgbus(resolveConfig(options))
+  const { config, issues, warnings } = resolveLayers({ overrides: options, env: process.env, file: {} })
+  assertValid(issues)
+  return withWarnings(new Pgbus(config), warnings)
 }
 
 /** Loads the configuration file as the commands do, then makes an instance. */
 export async function loadPgbus(options: LoadConfigOptions = {}): Promise<Pgbus> {
   const { config, warnings } = await loadConfig(options)
-  const pgbus = new Pgbus(config)
-  for (const warning of warnings)
-    pgbus.log.warn({ key: warning.path }, `configuration: ${warning.path} ${warning.rule}`)
+  return withWarnings(new Pgbus(config), warnings)
+}
+
+function withWarnings(pgbus: Pgbus, warnings: readonly ConfigIssue[]): Pgbus {
+  for (const { path, rule } of warnings) pgbus.log.warn({ key: path }, `configuration: ${path} ${rule}`)
   return pgbus
 }

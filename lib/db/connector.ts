@@ -151,7 +151,7 @@ export class Connector {
     if (connection.password !== null) parts.password = connection.password
     if (Object.keys(parts).length === 0 && !process.env.PGHOST && !process.env.PGDATABASE) {
       throw new ConfigurationError(
-        'no database configured — set databaseUrl, connection, or PGBUS_DATABASE_URL (or embedded.enabled to try pgbus out)',
+        'no database configured — set databaseUrl, connection, or PGBUS_DATABASE_URL',
       )
     }
     return parts

@@ -1,0 +1,36 @@
+import type { Pgbus } from '../../lib/pgbus.ts'
+
+/** One measured thing beside the bare way of doing it. */
+export interface Figure {
+  what: string
+  ours: number
+  floor: number
+  unit: string
+}
+
+export type Bench = (pgbus: Pgbus, databaseUrl: string) => Promise<Figure[]>
+
+/** How often per second `fn` completes, with `producers` running it one after another each. */
+export async function perSecond(
+  producers: number,
+  ms: number,
+  fn: (producer: number) => Promise<unknown>,
+): Promise<number> {
+  const start = performance.now()
+  let done = 0
+  await Promise.all(
+    Array.from({ length: producers }, async (_, producer) => {
+      while (performance.now() - start < ms) {
+        await fn(producer)
+        done += 1
+      }
+    }),
+  )
+  return done / ((performance.now() - start) / 1_000)
+}
+
+/** The value below which half of the samples lie. */
+export function median(samples: number[]): number {
+  const sorted = samples.toSorted((a, b) => a - b)
+  return sorted[Math.floor(sorted.length / 2)] ?? Number.NaN
+}
