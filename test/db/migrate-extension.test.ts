@@ -1,6 +1,4 @@
-import { chmodSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { readFile } from 'node:fs/promises'
-import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import t from 'tap'
 import { migrationsFolder } from '../../lib/db/migration-files.ts'
@@ -9,25 +7,25 @@ import { createEmptyDatabase, type TestContext, type TestDatabase } from '../sup
 import { allFiles, migrator } from './migrate-setup.ts'
 
 /**
- * A database on whose server an extension called pgmq is available: our own SQL, packed as one. Undefined where
- * that cannot be arranged (a server before PostgreSQL 18, or on another machine).
+ * A database on whose server an extension called pgmq is available: our own SQL, packed as one by the server
+ * itself. Undefined on a server that cannot be given one (before PostgreSQL 18, or without a superuser).
  */
 async function withExtension(t: TestContext, version: string): Promise<TestDatabase | undefined> {
   const test = await createEmptyDatabase(t)
-  const folder = mkdtempSync(join(tmpdir(), 'pgbus-extension-'))
-  t.teardown(() => rmSync(folder, { recursive: true }))
-  const files = join(folder, 'extension')
-  mkdirSync(files)
   const sql = await Promise.all(
     ['001_pgmq.sql', 'R__pgmq_functions.sql'].map(name => readFile(join(migrationsFolder, name), 'utf8')),
   )
-  writeFileSync(
-    join(files, 'pgmq.control'),
-    `default_version = '${version}'\nschema = 'pgmq'\nrelocatable = false\n`,
-  )
-  writeFileSync(join(files, `pgmq--${version}.sql`), sql.join('\n').replace(/comment on schema[^;]*;/, ''))
-  for (const path of [folder, files]) chmodSync(path, 0o755)
   try {
+    const [row] = await test.query<{ data_directory: string }>('SHOW data_directory')
+    const folder = `${row!.data_directory}/extension_of_${test.name}`
+    await test.query(`COPY (SELECT 1) TO PROGRAM 'mkdir -p ${folder}/extension'`)
+    t.teardown(() => test.query(`COPY (SELECT 1) TO PROGRAM 'rm -r ${folder}'`))
+    const write = async (name: string, text: string) => {
+      const [object] = await test.query('SELECT lo_from_bytea(0, $1) AS oid', [Buffer.from(text)])
+      await test.query('SELECT lo_export($1, $2)', [object!.oid, `${folder}/extension/${name}`])
+    }
+    await write('pgmq.control', `default_version = '${version}'\nschema = 'pgmq'\nrelocatable = false\n`)
+    await write(`pgmq--${version}.sql`, sql.join('\n').replace(/comment on schema[^;]*;/, ''))
     await test.query(`ALTER DATABASE ${test.name} SET extension_control_path = '$system:${folder}'`)
   } catch {
     return undefined

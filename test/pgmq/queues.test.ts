@@ -83,6 +83,24 @@ t.test('given a migrated database', async t => {
     },
   )
 
+  t.test('when an unlogged one is created by SQL, then only the waiting messages are at risk', async t => {
+    await test.query("SELECT pgbus_create_queue('pgbus_fast', 'job', true)")
+    t.strictSame(
+      await test.query(
+        "SELECT relname, relpersistence AS p FROM pg_class WHERE relname IN ('q_pgbus_fast', 'a_pgbus_fast') ORDER BY 1",
+      ),
+      [
+        { relname: 'a_pgbus_fast', p: 'p' },
+        { relname: 'q_pgbus_fast', p: 'u' },
+      ],
+    )
+    t.match(
+      (await queues.list()).find(queue => queue.name === 'fast'),
+      { unlogged: true },
+    )
+    await t.rejects(test.query("SELECT pgbus_create_queue('pgbus_x', 'topic')"), { code: '22023' })
+  })
+
   t.test('when a dead-letter queue is ensured, then it has no trigger', async t => {
     await queues.ensurePhysical('pgbus_mail_dlq', 'dlq')
     t.strictSame(await triggers(test, 'pgmq.q_pgbus_mail_dlq'), [])
