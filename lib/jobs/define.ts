@@ -128,9 +128,9 @@ export function defineJob<A>(
   catalogue.set(definition.name, definition)
   return Object.freeze({
     name: definition.name,
-    enqueue: (args: A, { pgbus, ...own }: JobEnqueueOptions = {}) =>
+    enqueue: async (args: A, { pgbus, ...own }: JobEnqueueOptions = {}) =>
       currentInstance(pgbus).enqueue(definition.name, args, own),
-    enqueueMany: (
+    enqueueMany: async (
       items: readonly ({ args: A } & Omit<EnqueueOptions, 'tx'>)[],
       { pgbus, tx, ...shared }: JobEnqueueOptions = {},
     ) =>
