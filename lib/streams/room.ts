@@ -308,7 +308,7 @@ export class Room {
   }
 
   #backoff(): Backoff {
-    return new Backoff({ base: retryBaseMs, max: retryMaxMs })
+    return new Backoff(this.#options.retry ?? { base: retryBaseMs, max: retryMaxMs })
   }
 }
 
@@ -334,6 +334,8 @@ export interface RoomOptions {
   report: Report
   /** Rows per read. Default 500. */
   pageSize?: number | undefined
+  /** Pauses between reads that failed, in milliseconds. Default 100 doubling to 2000. */
+  retry?: { base: number; max: number } | undefined
 }
 
 const defaultPageSize = 500
