@@ -1,4 +1,4 @@
-import { mkdtempSync, rmSync } from 'node:fs'
+import { chmodSync, mkdtempSync, rmSync } from 'node:fs'
 import type { AddressInfo } from 'node:net'
 import { createServer } from 'node:net'
 import { tmpdir } from 'node:os'
@@ -14,14 +14,21 @@ import { waitFor } from '../support/wait-for.ts'
 
 /** The demo as a newcomer starts it: an empty folder, an almost empty environment. */
 async function startDemo(t: TestContext, env: Record<string, string> = {}) {
-  const cwd = mkdtempSync(join(tmpdir(), 'pgbus-test-demo-'))
-  t.teardown(() => rmSync(cwd, { recursive: true, force: true }))
+  const cwd = emptyFolder(t)
   const demo = spawnNode(t, compiled('bin/pgbus.ts'), ['demo'], {
     cwd,
     env: { PORT: String(await freePort()), ...env },
   })
   const [, address = ''] = await demo.waitForOutput(/^pgbus demo ready: (http:\S+)$/m, 60_000)
   return { demo, address, cwd }
+}
+
+function emptyFolder(t: TestContext): string {
+  const folder = mkdtempSync(join(tmpdir(), 'pgbus-test-demo-'))
+  // As a clone is: readable for the user that the database runs as when this test runs as root.
+  chmodSync(folder, 0o755)
+  t.teardown(() => rmSync(folder, { recursive: true, force: true }))
+  return folder
 }
 
 function freePort(): Promise<number> {
@@ -203,8 +210,7 @@ t.test('given a port that is in use', async t => {
   const { port } = server.address() as AddressInfo
 
   t.test('when the demo is started on it, then it says so and exits 1', async t => {
-    const cwd = mkdtempSync(join(tmpdir(), 'pgbus-test-demo-'))
-    t.teardown(() => rmSync(cwd, { recursive: true, force: true }))
+    const cwd = emptyFolder(t)
     const demo = spawnNode(t, compiled('bin/pgbus.ts'), ['demo'], { cwd, env: { PORT: String(port) } })
     t.match(await demo.exited, { code: 1 })
     t.match(demo.output(), new RegExp(`port ${port} .* in use`))

@@ -77,18 +77,13 @@ export function spawnNode(
     exited,
     signal: signal => void child.kill(signal),
     waitForOutput: async (pattern, timeout = 20_000) => {
-      try {
-        return await waitFor(
-          () => {
-            const match = pattern.exec(text)
-            if (!match && !isRunning()) throw new Error('the process ended')
-            return match
-          },
-          { timeout, message: `output ${pattern}` },
-        )
-      } catch (error) {
-        throw new Error(`${(error as Error).message}\n--- output ---\n${text}`)
-      }
+      const failed = (why: string) => new Error(`${why} before it wrote ${pattern}\n--- output ---\n${text}`)
+      await waitFor(() => pattern.test(text) || !isRunning(), { timeout }).catch(() => {
+        throw failed(`${timeout} ms passed`)
+      })
+      const match = pattern.exec(text)
+      if (!match) throw failed('the process ended')
+      return match
     },
   }
 }
