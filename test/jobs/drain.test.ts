@@ -103,7 +103,7 @@ t.test('given a worker with running and waiting jobs', async t => {
       await worker.stop({ immediate: true })
       await draining
       const took = performance.now() - started
-      t.ok(took >= 950 && took < 2_500, `${took} ms`)
+      t.ok(took >= 950 && took < 8_000, `${took} ms`)
       t.match(await bench.rows(), [{ read_ct: 1, hidden: false }])
       gate.resolve()
       await wait(20)

@@ -8,8 +8,8 @@ import { defineJob } from '../../lib/jobs/define.ts'
 import { waitFor } from '../support/wait-for.ts'
 import { drained, setup } from './support.ts'
 
-t.test('given a visibility timeout of a second', async t => {
-  const bench = await setup(t, { visibilityTimeout: '1s' })
+t.test('given a visibility timeout of two seconds', async t => {
+  const bench = await setup(t, { visibilityTimeout: '2s' })
   const { pgbus, db, lines } = bench
   const worker = await bench.work()
 
@@ -18,7 +18,7 @@ t.test('given a visibility timeout of a second', async t => {
     let runs = 0
     defineJob({ name: 'long' }, async () => {
       runs += 1
-      await wait(2_600)
+      await wait(4_500)
     })
     await pgbus.enqueue('long', null)
     await drained(bench)

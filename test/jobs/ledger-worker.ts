@@ -19,7 +19,7 @@ defineJob<number>({ name: 'ledger' }, async (id, { job }) => {
 
 const pgbus = createPgbus({
   databaseUrl: url,
-  visibilityTimeout: '2s',
+  visibilityTimeout: '5s',
   pollingInterval: '50ms',
   log: { level: 'silent' },
 })

@@ -8,7 +8,7 @@ import { waitFor } from '../support/wait-for.ts'
 import { drained, setup } from './support.ts'
 
 t.test('given a job whose end cannot be written', async t => {
-  const bench = await setup(t, { visibilityTimeout: '1s' })
+  const bench = await setup(t, { visibilityTimeout: '3s' })
   const { db, pgbus, lines } = bench
   let runs = 0
   defineJob({ name: 'unwritten' }, () => {
