@@ -9,7 +9,7 @@ async function fails(t: Test, options: WebOptions & { port?: number; code?: numb
   const { code, signal } = await host.exited
   t.same({ code, signal }, { code: options.code ?? 1, signal: null })
   if (code !== (options.code ?? 1)) t.comment(host.output())
-  t.ok(Date.now() - began < 20_000, `took ${Date.now() - began} ms`)
+  t.ok(Date.now() - began < 60_000, `took ${Date.now() - began} ms`)
   t.same(host.survivors(), [], 'no orphan')
   t.equal(reasons(host).length, 1, 'one line for a person')
   t.ok((host.output().match(/\) failed to boot: /g) ?? []).length <= 3, 'at most three attempts')

@@ -46,13 +46,16 @@ export function spawnWeb(t: TestContext, { app, args = [], env = {}, ...options 
 
 /** The URL that the host printed. */
 export async function addressOf(host: SpawnedProcess): Promise<string> {
-  const [, address] = await host.waitForOutput(/listening on (http:\/\/[^",\s]+)/)
+  const [, address] = await host.waitForOutput(/listening on (http:\/\/[^",\s]+)/, bootTimeout)
   return address!
 }
 
+/** A machine that runs everything else too may be slow. */
+export const bootTimeout = 60_000
+
 /** Waits until `n` workers are ready; returns the address. */
 export async function booted(host: WebHost, n: number): Promise<string> {
-  await host.waitForOutput(new RegExp(`booted ${n} workers in`))
+  await host.waitForOutput(new RegExp(`booted ${n} workers in`), bootTimeout)
   return addressOf(host)
 }
 

@@ -82,7 +82,7 @@ t.test('given idle keep-alive connections and a running request', async t => {
       t.equal(body.draining, true)
     }
     t.same(await host.exited, { code: 0, signal: null })
-    t.ok(Date.now() - began < 5_000, `took ${Date.now() - began} ms`)
+    t.ok(Date.now() - began < 10_000, `took ${Date.now() - began} ms`)
     t.match(host.output(), /closed by worker 1/)
     t.match(host.output(), /closed by worker 2/)
     t.notMatch(host.output(), /"lvl":"(WARN|ERROR)"/)
@@ -99,7 +99,7 @@ t.test('given idle keep-alive connections and a running request', async t => {
     const began = Date.now()
     host.signal('SIGTERM')
     t.same(await host.exited, { code: 1, signal: null })
-    t.ok(Date.now() - began < 2_000, `took ${Date.now() - began} ms`)
+    t.ok(Date.now() - began < 5_000, `took ${Date.now() - began} ms`)
     t.type(await slow, Error)
     t.same(host.survivors(), [])
     t.ok(await isFree(port))
@@ -189,7 +189,7 @@ t.test(
     const began = Date.now()
     host.signal('SIGTERM')
     t.same(await host.exited, { code: 0, signal: null })
-    t.ok(Date.now() - began < 10_000, `took ${Date.now() - began} ms`)
+    t.ok(Date.now() - began < 20_000, `took ${Date.now() - began} ms`)
     t.same(host.survivors(), [])
   },
 )

@@ -7,7 +7,7 @@ import type { Logger } from '../../core/log.ts'
 import { RestartPolicy } from '../restart-policy.ts'
 import { type WorkerExit, WorkerHandle, type WorkerProcess } from './worker-handle.ts'
 
-/** Boot failures in a row, with no worker ever ready, after which the whole start has failed. */
+/** Workers that may try to boot while none was ever ready; when so many have failed, the start has failed. */
 const bootAttempts = 3
 
 /** A worker that was killed is gone within this, or the kernel is in trouble. */
@@ -43,6 +43,7 @@ export class Primary {
   readonly #started: Deferred<readonly string[]> = deferred()
   readonly #empty: Deferred<void> = deferred()
   readonly #notYetReady = new Set<number>()
+  /** Slots that are empty until the first worker is ready. */
   readonly #waiting = new Set<Slot>()
   #stopping = false
   #anyReady = false
@@ -69,12 +70,12 @@ export class Primary {
   }
 
   /**
-   * Forks all workers; resolves to the addresses when each has been ready.
+   * Starts all workers, a few first; resolves to the addresses when each has been ready.
    * @throws BootError when the first workers fail one after the other, or {@link stop} came first.
    */
   async start(): Promise<readonly string[]> {
     const began = performance.now()
-    for (const slot of this.#slots) this.#fill(slot)
+    for (const slot of this.#slots) this.#start(slot)
     const addresses = await this.#started.promise
     const seconds = ((performance.now() - began) / 1000).toFixed(1)
     this.#log.info(`booted ${this.#slots.length} workers in ${seconds} s`)
@@ -135,7 +136,8 @@ export class Primary {
       this.#addresses = handle.addresses
       this.#log.info(`listening on ${this.#addresses.join(', ')}`)
     }
-    this.#fillWaiting()
+    for (const slot of this.#waiting) this.#fill(slot)
+    this.#waiting.clear()
     this.#notYetReady.delete(handle.index)
     if (this.#notYetReady.size === 0) this.#started.resolve(this.#addresses)
   }
@@ -161,21 +163,15 @@ export class Primary {
       { code: exit.code, signal: exit.signal },
       `worker ${slot.index} (pid ${pid}) ${what}: ${exit.reason}; next one in ${delay} ms`,
     )
-    slot.timer = setTimeout(() => this.#refill(slot), delay)
-    this.#fillWaiting()
+    slot.timer = setTimeout(() => this.#start(slot), delay)
   }
 
-  /** While nobody knows whether this application can boot at all, the workers that try are enough. */
-  #refill(slot: Slot): void {
+  /** Until one was ready, nobody knows whether this application can boot at all: then a few tries must do. */
+  #start(slot: Slot): void {
     slot.timer = undefined
-    if (this.#anyReady || this.#slots.every(({ handle }) => handle === undefined)) this.#fill(slot)
+    const booting = this.#slots.filter(({ handle }) => handle !== undefined).length
+    if (this.#anyReady || booting + this.#bootFailures < bootAttempts) this.#fill(slot)
     else this.#waiting.add(slot)
-  }
-
-  #fillWaiting(): void {
-    const slots = [...this.#waiting]
-    this.#waiting.clear()
-    for (const slot of slots) this.#refill(slot)
   }
 
   /** The first boot failed for good: end what is still booting, then say why. */

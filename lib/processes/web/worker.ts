@@ -67,7 +67,10 @@ export async function runWorker(env: NodeJS.ProcessEnv): Promise<void> {
 /** `disconnect` waits until the primary hands over no more connections; a plain exit would lose them. */
 function leave(code: number): void {
   process.exitCode = code
-  process.once('disconnect', () => setTimeout(() => process.exit(code), lingerMs).unref())
+  process.once('disconnect', () => {
+    if (code === 0) setTimeout(() => process.exit(), lingerMs).unref()
+    else process.exit()
+  })
   cluster.worker?.disconnect()
 }
 

@@ -81,23 +81,32 @@ t.test('given two workers', async t => {
   )
 })
 
-t.test(
-  'given three workers that boot, when one fails first, then it waits for what the others show',
-  async t => {
-    const { primary, forks, at } = setup(t, 3)
+t.test('given five workers', async t => {
+  t.test('when none is ready yet, then three try; when one is, then the others follow', async t => {
+    const { primary, forks, at } = setup(t, 5)
     const started = primary.start()
+    t.equal(forks.length, 3)
     at(0).exits(0)
     // Longer than the first delay of the policy.
     await new Promise(resolve => setTimeout(resolve, 1_100))
     t.equal(forks.length, 3)
     at(1).says(ready)
-    await waitFor(() => forks.length === 4)
-    at(2).says(ready)
-    at(3).says(ready)
+    t.same(
+      forks.slice(3).map(({ env }) => env.PGBUS_WEB_INDEX),
+      ['4', '5', '1'],
+    )
+    for (const index of [2, 3, 4, 5]) at(index).says(ready)
     await started
-    t.equal(forks[3]?.env.PGBUS_WEB_INDEX, '1')
-  },
-)
+  })
+
+  t.test('when the first three fail, then there is no fourth', async t => {
+    const { primary, forks, at } = setup(t, 5)
+    const started = primary.start()
+    for (const index of [0, 1, 2]) at(index).exits(1)
+    await t.rejects(started, { code: 'PGBUS_ERR_BOOT' })
+    t.equal(forks.length, 3)
+  })
+})
 
 t.test(
   'given a ready worker that drains by itself, when it is gone, then the next one starts at once',
