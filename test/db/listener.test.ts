@@ -374,7 +374,7 @@ t.test('given a connection that is lost', async t => {
   t.test(
     'when LISTEN is not answered, then the caller learns it in half the time, and the channel heals',
     async t => {
-      const { listener, proxy, heard, start, lines } = await setup(t, { ackTimeout: 600 })
+      const { listener, proxy, heard, start, lines } = await setup(t, { ackTimeout: 2_000 })
       await start()
       proxy.mode = 'frozen'
       const before = Date.now()
@@ -385,10 +385,10 @@ t.test('given a connection that is lost', async t => {
       ]
       t.same(await Promise.all(answers), ['pending', 'pending', 'pending'])
       const took = Date.now() - before
-      t.ok(took >= 290 && took < 600, `${took} ms`)
+      t.ok(took >= 990 && took < 2_000, `${took} ms`)
       proxy.mode = 'direct'
       await waitFor(() => heard.length === 2, { timeout: 30_000 })
-      t.match(lines.join('\n'), /LISTEN connection lost \(.*no answer within 300 ms\)/)
+      t.match(lines.join('\n'), /LISTEN connection lost \(.*no answer within 1000 ms\)/)
     },
   )
 
@@ -401,7 +401,7 @@ t.test('given a connection that is lost', async t => {
       action: 'streamer_reconnect',
       healthCheck: 60_000,
       verifyDelivery: false,
-      ackTimeout: 400,
+      ackTimeout: 2_000,
       degradedPoll: null,
       ...recorded,
     })
@@ -411,7 +411,7 @@ t.test('given a connection that is lost', async t => {
     // After an immediate, timers come before sockets.
     await new Promise(resolve => setImmediate(resolve))
     const answer = listener.ensureListening('a')
-    const until = Date.now() + 800
+    const until = Date.now() + 1_500
     while (Date.now() < until);
     t.equal(await answer, 'active')
     t.same(recorded.lines, [])
@@ -420,7 +420,7 @@ t.test('given a connection that is lost', async t => {
 
 t.test('given a silent connection', async t => {
   t.test('when it is idle, then it is checked; when no answer comes, then it is replaced', async t => {
-    const { listener, proxy, start, heard } = await setup(t, { healthCheck: 150 })
+    const { listener, proxy, start, heard } = await setup(t, { healthCheck: 500 })
     await start()
     await listener.ensureListening('a')
     await waitFor(() => proxy.statements.filter(text => text === 'SELECT 1').length >= 2)
@@ -472,7 +472,7 @@ t.test('given a connection that does not deliver', async t => {
     ['pooler', 'they come only while a statement runs'],
   ] as const) {
     t.test(`when ${what}, then that is said once, channels are woken regularly, and it heals`, async t => {
-      const { listener, proxy, heard, lines, notify, delivering } = await setup(t, { healthCheck: 100 })
+      const { listener, proxy, heard, lines, notify, delivering } = await setup(t, { healthCheck: 500 })
       proxy.mode = mode
       listener.start()
       await listener.ensureListening('a')

@@ -27,12 +27,6 @@ interface Subscription {
   request: Promise<'active' | 'pending'> | undefined
 }
 
-interface Request {
-  channel: string
-  answer: Deferred<'active' | 'pending'>
-  cancel: () => void
-}
-
 const connectTimeoutMs = 1_000
 
 /**
@@ -47,7 +41,9 @@ export class HubClient implements WakeSource {
   readonly #log: Logger
   readonly #report: Report
   readonly #subscriptions = new Map<string, Subscription>()
-  readonly #requests = new Map<number, Request>()
+  /** Requests without an answer, and the watch over them: it starts anew with each answer, so a crowd is no death. */
+  readonly #requests = new Map<number, Deferred<'active' | 'pending'>>()
+  #cancelUnanswered: () => void = () => undefined
   readonly #warnedTypes = new Set<string>()
   readonly #greeted = deferred()
   readonly #socketClosed = deferred()
@@ -153,10 +149,8 @@ export class HubClient implements WakeSource {
     const i = this.#nextRequest
     this.#nextRequest += 1
     const answer = deferred<'active' | 'pending'>()
-    const cancel = deadline(this.#ackTimeout, () =>
-      this.#die(`no acknowledgement within ${this.#ackTimeout} ms`),
-    )
-    this.#requests.set(i, { channel, answer, cancel })
+    this.#requests.set(i, answer)
+    if (this.#requests.size === 1) this.#watchUnanswered()
     this.#send({ t: 'sub', q: channel, i })
     const state = await answer.promise
     subscription.active = state === 'active'
@@ -197,11 +191,18 @@ export class HubClient implements WakeSource {
   }
 
   #settle(request: number, state: 'active' | 'pending'): void {
-    const waiting = this.#requests.get(request)
-    if (!waiting) return
+    const answer = this.#requests.get(request)
+    if (!answer) return
     this.#requests.delete(request)
-    waiting.cancel()
-    waiting.answer.resolve(state)
+    answer.resolve(state)
+    this.#cancelUnanswered()
+    if (this.#requests.size > 0 && this.#state === 'open') this.#watchUnanswered()
+  }
+
+  #watchUnanswered(): void {
+    this.#cancelUnanswered = deadline(this.#ackTimeout, () =>
+      this.#die(`no acknowledgement within ${this.#ackTimeout} ms`),
+    )
   }
 
   #send(frame: WorkerFrame): void {

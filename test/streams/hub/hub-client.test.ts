@@ -157,7 +157,7 @@ t.test('given a hub that serves', async t => {
       client.onDead(reason => deaths.push(reason))
       const answer = client.ensureListening('a')
       await new Promise(resolve => setImmediate(resolve))
-      blockFor(600)
+      blockFor(2_000)
       t.equal(await answer, 'active')
       t.same(deaths, [])
     },
@@ -204,15 +204,32 @@ t.test('given a hub that goes away', async t => {
     t.match(deaths, [/no acknowledgement within 200 ms/])
   })
 
+  t.test('when it is slow but answers one request after the other, then it is alive', async t => {
+    const due: (() => void)[] = []
+    const { client, deaths } = await setup(
+      t,
+      (frame, send) => void due.push(() => acknowledge(frame, send)),
+      400,
+    )
+    const answers = Array.from({ length: 8 }, (_, n) => client.ensureListening(`c${n}`))
+    await waitFor(() => due.length === 8)
+    for (const answer of due) {
+      await new Promise(resolve => setTimeout(resolve, 300))
+      answer()
+    }
+    t.same(new Set(await Promise.all(answers)), new Set(['active']))
+    t.same(deaths, [])
+  })
+
   t.test('when it stops reading, then bytes that do not leave are noticed', async t => {
-    const { client, deaths, hubSocket } = await setup(t, acknowledge, 500)
-    const channels = Array.from({ length: 8_000 }, (_, n) => `${n} ${'x'.repeat(50)}`)
-    await Promise.all(channels.map(channel => client.ensureListening(channel)))
+    const { client, deaths, hubSocket } = await setup(t, acknowledge, 1_000)
+    const channels = Array.from({ length: 5_000 }, (_, n) => `${n} ${'x'.repeat(50)}`)
+    for (const channel of channels) await client.ensureListening(channel)
     hubSocket.pause()
     // None of these asks for an answer, and together they are more than a socket holds.
     for (const channel of channels) client.release(channel)
     await waitFor(() => deaths.length > 0)
-    t.match(deaths, [/took no bytes for 500 ms/])
+    t.match(deaths, [/took no bytes for 1000 ms/])
   })
 
   t.test('when the death came before anybody asked, then it is told at once', async t => {

@@ -18,7 +18,7 @@ await db.query('CREATE TABLE frames (id bigserial PRIMARY KEY, channel text NOT 
 function parts(url: string, listenScope: 'master' | 'process' = 'master') {
   const config = resolveConfig({
     databaseUrl: url,
-    streams: { listenScope, ackTimeout: 1_000, degradedPoll: 200 },
+    streams: { listenScope, ackTimeout: 4_000, degradedPoll: 200 },
   })
   return { config, connector: new Connector(config), ...recordLog() }
 }
