@@ -55,6 +55,7 @@ export class Outcomes {
   readonly #config: ResolvedConfig
   readonly #log: Logger
   readonly #report: Report
+  readonly #onRelease: (lease: Lease) => void
   readonly #groups = new Map<string, unknown>()
   readonly #closed = new AbortController()
   #outage = false
@@ -65,12 +66,15 @@ export class Outcomes {
     config: ResolvedConfig
     log: Logger
     report: Report
+    /** Called before a delivery is given back. */
+    onRelease: (lease: Lease) => void
   }) {
     this.#db = options.db
     this.#queues = options.queues
     this.#config = options.config
     this.#log = options.log
     this.#report = options.report
+    this.#onRelease = options.onRelease
   }
 
   /** Writes one end. Never rejects. */
@@ -105,8 +109,8 @@ export class Outcomes {
     this.#closed.abort()
   }
 
-  #send({ delivery }: Lease, outcome: Outcome): Promise<boolean> {
-    const { physical, msgId, readCount } = delivery
+  #send(lease: Lease, outcome: Outcome): Promise<boolean> {
+    const { physical, msgId, readCount } = lease.delivery
     const token = { msgId, readCount }
     const failed = failedName(this.#config, physical)
     switch (outcome.kind) {
@@ -126,6 +130,9 @@ export class Outcomes {
           deadLetter: deadLetterText(physical, token, outcome.record, outcome.failedAt),
         })
       case 'release':
+        // Told first: the next claim carries the same token, and whoever still counts this one as held here
+        // would give away a message that runs elsewhere.
+        this.#onRelease(lease)
         return this.#group<Token>('release', physical, items => release(physical, items, null)).add(token)
     }
   }

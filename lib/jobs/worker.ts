@@ -104,7 +104,14 @@ export class Worker {
     this.tables = workerTables(config, entry.queues)
     this.onFirstPass = this.#firstPass.promise
     this.#leases = new Leases({ db, visibilityTimeout: config.visibilityTimeout, log })
-    this.#outcomes = new Outcomes({ db, queues, config, log, report })
+    this.#outcomes = new Outcomes({
+      db,
+      queues,
+      config,
+      log,
+      report,
+      onRelease: lease => this.#tellHeld([], [lease]),
+    })
     this.#executor = new Executor({
       db,
       config,

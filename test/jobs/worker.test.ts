@@ -1,4 +1,5 @@
 import { setTimeout as wait } from 'node:timers/promises'
+import pg from 'pg'
 import t from 'tap'
 import { z } from 'zod'
 import { deferred } from '../../lib/core/deferred.ts'
@@ -307,6 +308,39 @@ t.test('given somebody who keeps a list of what is held', async t => {
     t.same(sorted(taken), ['pgbus_default,1,1', 'pgbus_default,2,1', 'pgbus_default,2,2'])
     t.same(sorted(done), sorted(taken))
   })
+})
+
+t.test('given a running job whose worker stops', async t => {
+  const bench = await setup(t)
+  defineJob({ name: 'waits-for-the-end' }, (_args, { signal }) => wait(60_000, undefined, { signal }))
+  await bench.pgbus.enqueue('waits-for-the-end', null)
+  const told: string[] = []
+  const worker = await bench.work({}, (taken, done) => {
+    if (taken.length > 0) told.push('taken')
+    if (done.length > 0) told.push('done')
+  })
+  await waitFor(() => told.includes('taken') && worker.stats().inFlight === 1)
+
+  t.test(
+    'when its message is given back, then that is told before another claim can carry the same token',
+    async t => {
+      const locker = new pg.Client({ connectionString: bench.db.url, application_name: 'test' })
+      await locker.connect()
+      await locker.query('BEGIN')
+      await locker.query('SELECT 1 FROM pgmq.q_pgbus_default FOR UPDATE')
+      const stopped = worker.stop({ timeout: 0 })
+      try {
+        await waitFor(() => told.includes('done'))
+        const [row] = (await locker.query('SELECT read_ct FROM pgmq.q_pgbus_default')).rows
+        t.equal(row?.read_ct, 1, 'the row still is this delivery')
+      } finally {
+        await locker.query('COMMIT')
+        await locker.end()
+        await stopped
+      }
+      t.match(await bench.rows(), [{ read_ct: 0, hidden: false }], 'it is given back without a charge')
+    },
+  )
 })
 
 t.test('given a database without our tables', async t => {
