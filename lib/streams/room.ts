@@ -60,7 +60,8 @@ export class Room {
   #resetCheckedAt = Number.NEGATIVE_INFINITY
   #total = 0
   #broadcasts = 0
-  #deliveries = 0
+  /** Since the event loop had its last turn: to all connections, and to each of them. */
+  #written = { frames: 0, bytes: 0 }
 
   constructor(options: RoomOptions) {
     this.#options = options
@@ -240,9 +241,17 @@ export class Room {
         members.delete(connection)
         void this.#resume(connection)
       }
-      this.#deliveries += 1
-      if (this.#deliveries % deliveriesPerTurn === 0) await new Promise(resolve => setImmediate(resolve))
+      this.#written.frames += 1
+      if (this.#written.frames >= framesPerTurn) await this.#takeTurn()
     }
+    this.#written.bytes += frame?.length ?? 0
+    if (this.#written.bytes >= bytesPerTurn) await this.#takeTurn()
+  }
+
+  /** Lets sockets send what was written, and everybody else have their turn. */
+  async #takeTurn(): Promise<void> {
+    this.#written = { frames: 0, bytes: 0 }
+    await new Promise(resolve => setImmediate(resolve))
   }
 
   /** One page for the pass, however long it takes. Undefined: nobody waits for it any more. */
@@ -339,8 +348,9 @@ export interface RoomOptions {
 }
 
 const defaultPageSize = 500
-/** After so many writes the event loop gets a turn. */
-const deliveriesPerTurn = 500
+const framesPerTurn = 500
+/** A socket sends nothing before the turn ends: more at once would make a client look slow that is not. */
+const bytesPerTurn = 65_536
 const retryBaseMs = 100
 const retryMaxMs = 2_000
 /** A client that cannot be given its history for so long is sent away to try again. */

@@ -17,7 +17,7 @@ import { serveClientFiles } from './client-files.ts'
 export interface PgbusStreamsOptions {
   pgbus: Pgbus
   /** Where the endpoint is. Default `/pgbus/streams`. */
-  prefix?: string | undefined
+  prefix?: string
   /** Who may follow which stream. Default: whoever has its signed name. Runs after the hooks of the application. */
   authorize?: Authorize<FastifyRequest> | undefined
 }
