@@ -38,6 +38,9 @@ async function follow(t: Test, url: string, stream: string, n: number): Promise<
   return clients
 }
 
+const hubSocket = ({ pid }: SpawnedProcess) =>
+  join(process.env.TMPDIR ?? tmpdir(), `pgbus-streams-hub-${pid}.sock`)
+
 const listeners = async (db: TestDatabase) =>
   (await db.census()).filter(({ application_name }) => application_name === 'pgbus-listen')
 
@@ -50,7 +53,7 @@ t.test('given two workers that share a hub', async t => {
   const pgbus = createTestPgbus(t, db)
   const host = spawnWeb(t, { app: 'streams', args: ['-w', '2', '-p', '0'], env: environment(db) })
   const url = await booted(host, 2)
-  const socket = join(process.env.TMPDIR ?? tmpdir(), `pgbus-streams-hub-${host.pid}.sock`)
+  const socket = hubSocket(host)
   t.ok(existsSync(socket))
 
   const clients = await follow(t, url, 'room', 6)
@@ -102,8 +105,9 @@ t.test('given durable broadcasts one after the other', async t => {
       for (let n = 1; n <= total; n += 1) {
         await stream.broadcast(n, { event: 'number' })
         if (n === 60) {
-          const [listener] = await listeners(db)
-          await db.query('SELECT pg_terminate_backend($1)', [listener?.pid])
+          const found = await listeners(db)
+          t.equal(found.length, 1)
+          await db.query('SELECT pg_terminate_backend($1)', [found[0]?.pid])
         }
         if (n === 130) host.child.send('close hub')
       }
@@ -119,6 +123,20 @@ t.test('given durable broadcasts one after the other', async t => {
       t.same(await host.exited, { code: 0, signal: null })
     },
   )
+})
+
+t.test('given workers that listen for themselves, when pages are open, then there is no hub', async t => {
+  const db = await createDatabase(t)
+  const env = { ...environment(db), PGBUS_STREAMS_LISTEN_SCOPE: 'process' }
+  const host = spawnWeb(t, { app: 'streams', args: ['-w', '2', '-p', '0'], env })
+  const url = await booted(host, 2)
+  await follow(t, url, 'room', 4)
+  await waitFor(async () => (await listeners(db)).length === 2, {
+    message: 'one LISTEN connection per worker',
+  })
+  t.notOk(existsSync(hubSocket(host)))
+  host.signal('SIGTERM')
+  t.same(await host.exited, { code: 0, signal: null })
 })
 
 t.test(
