@@ -13,6 +13,7 @@ export const start: Command = {
     const overrides: PgbusConfig = typeof flags.queues === 'string' ? { workers: flags.queues } : {}
     const loaded = await load(flags, context, overrides)
     const { startSupervisor } = await import('../../lib/processes/supervisor/supervisor.ts')
+    process.title = 'pgbus: supervisor'
     const supervisor = await startSupervisor({ loaded, signals: true })
     return supervisor.done
   },

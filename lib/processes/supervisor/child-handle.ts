@@ -153,7 +153,10 @@ export class ChildHandle implements HubMember, Stoppable {
       case 'fatal':
         this.#fatal ??= message.message
         if (message.stack !== null) {
-          this.#options.log.debug({ slot: this.slot, pid: this.pid, stack: message.stack }, message.message)
+          this.#options.log.debug(
+            { slot: this.slot, child_pid: this.pid, stack: message.stack },
+            message.message,
+          )
         }
         return
       default:

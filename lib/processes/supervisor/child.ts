@@ -33,7 +33,8 @@ class Child {
   #worker: Worker | undefined
   #pgbus: Pgbus | undefined
   #log: Logger | undefined
-  #boot: BootMessage | undefined
+  /** Longest time from the first reason to end to the end. */
+  #limit = 0
   #ending: Promise<void> | undefined
   readonly #delivery = new DeliveryStatus(delivering => this.#worker?.setDelivering(delivering))
   readonly #held = new HeldReporter((difference, sent) => tell({ t: 'held', ...difference }, sent))
@@ -56,7 +57,6 @@ class Child {
   #receive(message: SupervisorToChild): void {
     switch (message.t) {
       case 'boot':
-        this.#boot = message
         this.#start(message).catch(error => this.#fail(error, 'boot'))
         return
       case 'wake':
@@ -74,6 +74,7 @@ class Child {
   async #start({ slot, entry, config: portable, configFile }: BootMessage): Promise<void> {
     process.title = `pgbus: ${slot} ${entry.queues.join(',')}`
     const config = await fromPortable(portable, configFile)
+    this.#limit = config.shutdownTimeout
     if (this.#ending) return
     const pgbus = new Pgbus(config, { poolSize: workerPoolSize(config, entry.concurrency) })
     this.#pgbus = pgbus
@@ -116,8 +117,7 @@ class Child {
   async #finish(code: 0 | 1, immediate: boolean): Promise<void> {
     // Set first: it holds when the steps below throw, hang, or are overtaken by an exit of somebody else.
     process.exitCode = code
-    const limit = Number(this.#boot?.config.shutdownTimeout ?? 0) + overdueMs
-    setTimeout(() => process.exit(1), limit).unref()
+    setTimeout(() => process.exit(1), this.#limit + overdueMs).unref()
     try {
       await this.#worker?.stop({ immediate })
       await this.#pgbus?.close()

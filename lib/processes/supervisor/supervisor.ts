@@ -179,7 +179,6 @@ export class Supervisor {
     const { connector, db, schema, report } = this.#pgbus
     const { signal } = this.#stopping
     const log = this.#log
-    process.title = 'pgbus: supervisor'
     if (this.#slots.length === 0) {
       throw new BootError('no role has anything to run: set workers, for example "default: 5"')
     }
@@ -205,7 +204,7 @@ export class Supervisor {
 
   #openHub(): void {
     if (!this.#loaded.config.notify.enabled) return
-    const log = this.#log.child({ component: 'notify-hub' })
+    const log = this.#pgbus.log.child({ component: 'notify-hub' })
     const listener = new Listener({
       connector: this.#pgbus.connector,
       target: 'notify',
@@ -257,7 +256,7 @@ export class Supervisor {
   }
 
   #ready(handle: ChildHandle): void {
-    this.#log.info({ slot: handle.slot, pid: handle.pid }, `${handle.slot} is ready`)
+    this.#log.info({ slot: handle.slot, child_pid: handle.pid }, `${handle.slot} is ready`)
     if (this.#everReady || this.live < this.expected) return
     this.#everReady = true
     this.#log.info(`ready: ${this.live} children`)
@@ -276,7 +275,7 @@ export class Supervisor {
 
   #vacated(slot: Slot, pid: number, exit: ChildExit): void {
     const { code, signal, uptimeMs, reason } = exit
-    const fields = { slot: slot.name, pid, code, signal }
+    const fields = { slot: slot.name, child_pid: pid, code, signal }
     if (this.#stopping.signal.aborted) {
       this.#log.info(fields, `${slot.name} is gone: ${reason}`)
       this.#finishWhenEmpty()
@@ -367,7 +366,7 @@ export class Supervisor {
 function forkChild(): ChildLike {
   return fork(fileURLToPath(new URL('./child-entry.js', import.meta.url)), [], {
     execArgv: process.execArgv.map(option => option.replace(/^(--inspect(?:-brk|-wait)?)(=.*)?$/, '$1=0')),
-    // Certificates and other binary values of the configuration survive.
+    // Values of the configuration that JSON would change (an infinite number) arrive as they are.
     serialization: 'advanced',
     stdio: ['ignore', 'inherit', 'inherit', 'ipc'],
   })
