@@ -100,6 +100,8 @@ export class Connection {
   #lastInFlight = 0
   #waiting: { upTo: number; resume: () => void } | undefined
   #destroyTimer: NodeJS.Timeout | undefined
+  #isFinished = false
+  #wasCut = false
   #onClosed: (reason: CloseReason) => void = () => undefined
   readonly #onFlushed = () => {
     this.#progressAt = this.#now()
@@ -123,6 +125,7 @@ export class Connection {
     sink.on('error', () => this.close('client'))
     sink.on('close', () => {
       clearTimeout(this.#destroyTimer)
+      this.#isFinished = true
       this.close('client')
       finished.resolve()
     })
@@ -270,8 +273,15 @@ export class Connection {
     this.#onClosed(reason)
   }
 
-  /** Cuts the response off. */
+  /** The response was cut off before all of it had gone out. */
+  get wasCut(): boolean {
+    return this.#wasCut
+  }
+
+  /** Cuts the response off, unless it is over. */
   destroy(): void {
+    if (this.#isFinished) return
+    this.#wasCut = true
     this.#sink.destroy()
   }
 

@@ -214,5 +214,7 @@ function refuse(response: ServerResponse, { why, status, detail }: Refusal): voi
 }
 
 function isGone(response: ServerResponse): boolean {
-  return response.destroyed || response.writableEnded || response.closed
+  // A response over HTTP/2 tells it by its stream alone.
+  const { stream } = response as { stream?: { destroyed?: unknown } | undefined }
+  return response.destroyed || response.writableEnded || response.closed || stream?.destroyed === true
 }

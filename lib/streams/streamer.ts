@@ -171,8 +171,8 @@ export class Streamer {
     }
     const ending = [...this.#ending]
     await withDeadline(Promise.all(ending.map(connection => connection.finished)), config.writeDeadline)
-    const destroyed = this.#ending.size
     for (const connection of this.#ending) connection.destroy()
+    const destroyed = ending.filter(connection => connection.wasCut).length
     clearInterval(this.#timer)
     await source.close()
     if (closed > 0)

@@ -1,4 +1,5 @@
 import { request } from 'node:http'
+import http2 from 'node:http2'
 import Fastify, { type FastifyRequest } from 'fastify'
 import t from 'tap'
 import { createPgbus } from '../../../lib/pgbus.ts'
@@ -10,7 +11,7 @@ import { openSse } from '../../support/sse-client.ts'
 import { waitFor } from '../../support/wait-for.ts'
 import { dataOf, idsOf, startApp } from './setup.ts'
 
-t.setTimeout(180_000)
+t.setTimeout(120_000)
 
 const db = await createDatabase(t)
 const textType = 'text/plain; charset=utf-8'
@@ -166,6 +167,64 @@ t.test('given an open stream', async t => {
     t.strictSame([frame.id, frame.data], [null, 'x'])
     t.strictSame(idsOf(client), [])
     client.close()
+  })
+})
+
+t.test('given HTTP/2', async t => {
+  const reported: string[] = []
+  const asked: string[] = []
+  const pgbus = createTestPgbus(t, db, { errorReporters: [error => void reported.push(error.message)] })
+  let release = () => {}
+  const held = new Promise<void>(resolve => {
+    release = resolve
+  })
+  const app = Fastify({ http2: true })
+  t.teardown(() => app.close())
+  await app.register(pgbusStreams, {
+    pgbus,
+    authorize: async (_request, stream) => {
+      asked.push(stream)
+      if (stream === 'slow') await held
+      return true
+    },
+  })
+  const session = http2.connect(await app.listen({ port: 0, host: '127.0.0.1' }))
+  t.teardown(() => session.destroy())
+  const follow = (stream: string) => {
+    const sent = session.request({ ':path': pgbus.stream(stream).url() })
+    const client = { sent, text: '', headers: {} as NodeJS.Dict<unknown> }
+    sent.on('error', () => undefined).on('response', headers => Object.assign(client.headers, headers))
+    sent.setEncoding('utf8').on('data', chunk => {
+      client.text += chunk
+    })
+    return client
+  }
+
+  t.test('when streams share a session, then each has its frames, and no header of HTTP/1', async t => {
+    const clients = [follow('a'), follow('b')]
+    await waitFor(() => clients.every(({ text }) => text.includes('pgbus:replay-end')))
+    await pgbus.stream('b').broadcast('for b')
+    await waitFor(() => clients[1]?.text.endsWith('data: for b\n\n'))
+    t.notMatch(clients[0]?.text, 'for b')
+    t.match(clients[0]?.headers, { ':status': 200, 'content-type': 'text/event-stream' })
+    t.notOk(Object.keys(clients[0]?.headers ?? {}).some(name => /connection|keep-alive/.test(name)))
+    clients[0]?.sent.close(http2.constants.NGHTTP2_CANCEL)
+    const streamer = await pgbus.streams.streamer()
+    await waitFor(() => streamer.size === 1)
+    t.equal(streamer.disconnect(), 1)
+    await waitFor(() => clients[1]?.text.includes('"reason":"revoked"') && clients[1].sent.closed)
+  })
+
+  t.test('when a request is cancelled before it is authorised, then nothing is opened', async t => {
+    const { sent } = follow('slow')
+    await waitFor(() => asked.includes('slow'))
+    sent.close(http2.constants.NGHTTP2_CANCEL)
+    await waitFor(() => sent.closed)
+    await new Promise(resolve => setTimeout(resolve, 50))
+    release()
+    await new Promise(resolve => setTimeout(resolve, 50))
+    t.equal((await pgbus.streams.streamer()).size, 0)
+    t.strictSame(reported, [])
   })
 })
 
