@@ -98,7 +98,7 @@ export class Pgbus {
     this.#streams ??= new Streams({
       config: this.config,
       connector: this.connector,
-      log: this.log.child({ component: 'streams' }),
+      log: this.log,
       report: this.report,
     })
     return this.#streams

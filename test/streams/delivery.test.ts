@@ -469,6 +469,27 @@ t.test('given connections that end', async t => {
   })
 })
 
+t.test('given sessions that the server ends', async t => {
+  t.test('when a live connection loses LISTEN and pool, then it stays open and misses nothing', async t => {
+    const { stream, name, follow, pgbus } = await setup(t)
+    const client = await connected(await follow(name))
+    for (let n = 1; n <= 5; n += 1) {
+      await db.query(
+        `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+         WHERE datname = current_database() AND application_name LIKE 'pgbus%'`,
+      )
+      // Stored by somebody else while nobody listens.
+      await db.query('SELECT pgbus_stream_append($1, $2::jsonb)', [name, JSON.stringify({ html: `${n}` })])
+      await client.waitForFrame(frame => frame.data === `${n}`)
+    }
+    await stream.broadcast('end')
+    await client.waitForFrame(frame => frame.data === 'end')
+    t.strictSame(dataOf(client), ['1', '2', '3', '4', '5', 'end'])
+    t.strictSame((await pgbus.streams.streamer()).stats().closed, {})
+    client.close()
+  })
+})
+
 t.test('given what other clients of the database write', async t => {
   t.test('when it is no envelope, then its JSON is delivered; of another stream, then not', async t => {
     const { name, stream, follow } = await setup(t)

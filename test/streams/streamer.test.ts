@@ -189,6 +189,17 @@ t.test('given a connection that joins', async t => {
 })
 
 t.test('given a streamer that drains', async t => {
+  t.test('when the history of a connection cannot be read, then it is reported and sent away', async t => {
+    const { store, connect, streamer, reports } = setup(t, { writeDeadline: '1s' })
+    store.failure = new Error('away')
+    const one = connect()
+    await waitFor(() => store.reads > 0)
+    t.strictSame(reports, [], 'it is tried again for a while')
+    await streamer.drain()
+    t.match(one.client.text, /event: pgbus:shutdown\ndata: \{"reason":"(error|worker_restart)"\}\n\n$/)
+    t.match(streamer.stats().connections, { joining: 0 })
+  })
+
   t.test('when a connection comes meanwhile, then it is sent away by a frame', async t => {
     const { connect, streamer, source, isLive } = setup(t)
     const one = connect()
