@@ -26,6 +26,14 @@ export interface Schema {
   migrate(options?: { dryRun?: boolean; log?: (line: string) => void }): Promise<string[]>
 }
 
+/** What a host process knows about an instance that it makes. */
+interface PgbusInternals {
+  /** Connections of the job pool, unless `pool.size` says otherwise. */
+  poolSize?: number | undefined
+  /** Which worker of a web host this process is. */
+  worker?: { index: number; phase: number } | undefined
+}
+
 /**
  * One pgbus on one database. Nothing connects before it is needed; {@link Pgbus.close} ends every connection.
  * Made by {@link createPgbus} or {@link loadPgbus}.
@@ -38,7 +46,7 @@ export class Pgbus {
   /** @internal */
   readonly connector: Connector
   readonly schema: Schema
-  readonly #poolSize: number
+  readonly #internals: PgbusInternals
   #db: Database | undefined
   #queues: Queues | undefined
   #enqueuer: Enqueuer | undefined
@@ -46,12 +54,12 @@ export class Pgbus {
   #closing: Promise<void> | undefined
 
   /** @internal */
-  constructor(config: ResolvedConfig, options: { poolSize?: number; log?: Logger } = {}) {
+  constructor(config: ResolvedConfig, options: PgbusInternals = {}) {
     this.config = config
-    this.log = options.log ?? createLogger(config.log)
+    this.#internals = options
+    this.log = createLogger(config.log)
     this.report = createReport(this.log, config.errorReporters)
     this.connector = new Connector(config)
-    this.#poolSize = config.pool.size ?? options.poolSize ?? defaultPoolSize
     const schemaOptions = { connector: this.connector, config }
     this.schema = {
       status: () => migrationStatus(schemaOptions),
@@ -73,7 +81,8 @@ export class Pgbus {
         applicationName: this.config.connection.applicationName,
         statementTimeout: this.config.readTimeout ?? 0,
       },
-      size: this.#poolSize,
+      size: this.config.pool.size ?? this.#internals.poolSize ?? defaultPoolSize,
+      sizeKey: 'pool.size',
       timeout: this.config.pool.timeout,
       readTimeout: this.config.readTimeout,
       requirePrimary: this.config.requirePrimary,
@@ -100,6 +109,7 @@ export class Pgbus {
       connector: this.connector,
       log: this.log,
       report: this.report,
+      worker: this.#internals.worker,
     })
     return this.#streams
   }

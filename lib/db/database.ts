@@ -42,6 +42,8 @@ export interface DatabaseOptions {
   connector: Connector
   connect: ConnectOptions
   size: number
+  /** Configuration key of `size`, for the advice in errors. */
+  sizeKey: 'pool.size' | 'streams.pool.size'
   /** Longest wait for a free connection, ms. */
   timeout: number
   /** Server-side limit of a statement, ms; the client gives up 5 s later. Null: no limit. */
@@ -215,7 +217,7 @@ export class Database {
       if (error instanceof Error && error.message === 'timeout exceeded when trying to connect') {
         const { size, available, waiting } = this.stats
         throw new PoolTimeoutError(
-          `no database connection became free (size ${size}, available ${available}, waiting ${waiting}, timeout ${this.#options.timeout} ms) — raise pool.size or lower concurrency`,
+          `no database connection became free (size ${size}, available ${available}, waiting ${waiting}, timeout ${this.#options.timeout} ms) — raise ${this.#options.sizeKey} or lower concurrency`,
           { cause: error },
         )
       }

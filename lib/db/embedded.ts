@@ -159,6 +159,11 @@ function placeFor(
   const data = join(root, 'data')
   mkdirSync(data, { recursive: true })
   chownSync(data, account.uid, account.gid)
+  if (!canUse(account, join(copy, 'bin', 'postgres'), data)) {
+    throw new EmbeddedDatabaseError(
+      `PostgreSQL cannot run as root, and the user it runs as can reach neither ${dataDir} nor ${root}; choose a folder that others may enter`,
+    )
+  }
   log?.(`the database user cannot reach ${dataDir}; using ${root}`)
   return place(data, copy)
 }

@@ -83,6 +83,8 @@ export class Worker {
   /** A slot became free. */
   readonly #slot = new Wake()
   readonly #jobs = new Set<Promise<void>>()
+  /** A release is told before it is written, so before the job ends. */
+  readonly #toldDone = new WeakSet<Lease>()
   readonly #hurry = new AbortController()
   readonly #draining = new AbortController()
   #state: WorkerState = 'starting'
@@ -381,10 +383,12 @@ export class Worker {
 
   #tellHeld(taken: readonly Lease[], done: readonly Lease[]): void {
     const { onHeld, report } = this.#options
-    if (!onHeld) return
+    const news = done.filter(lease => !this.#toldDone.has(lease))
+    for (const lease of news) this.#toldDone.add(lease)
+    if (!onHeld || taken.length + news.length === 0) return
     const token = ({ delivery }: Lease): HeldToken => [delivery.physical, delivery.msgId, delivery.readCount]
     try {
-      onHeld(taken.map(token), done.map(token))
+      onHeld(taken.map(token), news.map(token))
     } catch (error) {
       report(error, { action: 'report_held' })
     }

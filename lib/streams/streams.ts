@@ -22,6 +22,8 @@ export interface StreamsOptions {
   report: Report
   /** Where wakes come from. Default: the hub of this host, else a LISTEN connection of this process. */
   createSource?: (() => Promise<WakeSource>) | undefined
+  /** Which worker of a web host this process is; the hub's log names it. */
+  worker?: { index: number; phase: number } | undefined
 }
 
 const defaultPath = '/pgbus/streams'
@@ -142,10 +144,10 @@ export class Streams {
   }
 
   async #makeStreamer(): Promise<Streamer> {
-    const { config, connector, log, report, createSource } = this.#options
+    const { config, connector, log, report, createSource, worker } = this.#options
     const make =
       createSource ??
-      (() => createWakeSource({ config, connector, log, report, hubSocket: config.web.hubSocket }))
+      (() => createWakeSource({ config, connector, log, report, hubSocket: config.web.hubSocket, worker }))
     const store = this.store
     try {
       return new Streamer({ config: config.streams, store, source: await make(), log: this.#log, report })
@@ -165,6 +167,7 @@ export class Streams {
         statementTimeout: config.readTimeout ?? 0,
       },
       size: config.streams.pool.size,
+      sizeKey: 'streams.pool.size',
       timeout: config.streams.pool.timeout,
       readTimeout: config.readTimeout,
       requirePrimary: config.requirePrimary,

@@ -17,6 +17,7 @@ function open(t: TestContext, url: string, overrides: PgbusConfig & { size?: num
     connector: new Connector(config),
     connect: { target: 'base', applicationName: 'pgbus', statementTimeout: config.readTimeout ?? 0 },
     size,
+    sizeKey: 'pool.size',
     timeout: config.pool.timeout,
     readTimeout: config.readTimeout,
     requirePrimary: false,

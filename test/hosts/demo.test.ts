@@ -94,7 +94,7 @@ t.test('given the demo in an empty folder', async t => {
       const seen = new Set<string>()
       await first.page.exposeFunction('seen', (status: string) => seen.add(status))
       await first.page.evaluate(
-        `document.addEventListener('pgbus:order', event => seen(event.detail.json.status))`,
+        `document.addEventListener('pgbus:order', event => seen(JSON.parse(event.detail.data).status))`,
       )
       await first.page.fill('#count', '20')
       await first.page.click('button[type=submit]')

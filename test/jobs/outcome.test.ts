@@ -26,24 +26,26 @@ t.test('given a job whose end cannot be written', async t => {
       await holder.query('LOCK TABLE pgmq.a_pgbus_default IN ACCESS EXCLUSIVE MODE')
       const worker = await bench.work()
       await pgbus.enqueue('unwritten', null)
-      let terminated = 0
+      const terminated = new Set<number>()
       const claimed = await waitFor(async () => {
         const rows = await db.query<{ vt: Date }>('SELECT vt FROM pgmq.q_pgbus_default WHERE read_ct = 1')
         return rows[0]
       })
-      while (terminated < 6) {
-        const ended = await db.query(
-          `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+      await waitFor(async () => {
+        const ended = await db.query<{ pid: number }>(
+          `SELECT pid, pg_terminate_backend(pid) FROM pg_stat_activity
           WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%a_pgbus_default%'`,
         )
-        terminated += ended.length
-        await new Promise(resolve => setTimeout(resolve, 20))
-      }
-      const [row] = await db.query<{ vt: Date; read_ct: number }>(
-        'SELECT vt, read_ct FROM pgmq.q_pgbus_default',
-      )
-      t.equal(row?.read_ct, 1)
-      t.ok(row!.vt > claimed.vt, 'its lease was renewed meanwhile')
+        for (const { pid } of ended) terminated.add(pid)
+        return terminated.size >= 5
+      })
+      const renewed = await waitFor(async () => {
+        const [row] = await db.query<{ vt: Date; read_ct: number }>(
+          'SELECT vt, read_ct FROM pgmq.q_pgbus_default',
+        )
+        return row && row.vt > claimed.vt ? row : undefined
+      })
+      t.equal(renewed.read_ct, 1, 'its lease was renewed meanwhile, and nobody else has claimed it')
       await holder.query('ROLLBACK')
       await drained(bench)
       t.equal(runs, 1)

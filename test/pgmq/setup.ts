@@ -31,6 +31,7 @@ export function openQueues(t: TestContext, url: string, overrides: PgbusConfig =
     connector: new Connector(config),
     connect: { target: 'base', applicationName: 'pgbus', statementTimeout: 30_000 },
     size: 4,
+    sizeKey: 'pool.size',
     timeout: 5_000,
     readTimeout: 30_000,
     requirePrimary: false,

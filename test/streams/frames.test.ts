@@ -102,8 +102,9 @@ t.test('given a payload', async t => {
     ['ünï ✓ 😀 \u2028', ['ünï ✓ 😀 \u2028']],
   ]
   for (const [payload, lines] of payloads) {
+    // In a title, U+2028 would end the line that reports it.
     t.test(
-      `when it is ${JSON.stringify(payload)}, then the browser reads it with line ends as LF`,
+      `when it is ${JSON.stringify(payload).replaceAll('\u2028', 'U+2028')}, then the browser reads it with line ends as LF`,
       async t => {
         const frame = durableFrame(7, 'note', payload)
         t.equal(text(frame), `id: 7\nevent: note\n${lines.map(line => `data: ${line}\n`).join('')}\n`)

@@ -3,7 +3,7 @@
  * `npm test -- test/streams/room.test.ts …` runs only those files. A skipped test fails the run.
  */
 import { spawn, spawnSync } from 'node:child_process'
-import { mkdtempSync, readdirSync, rmSync } from 'node:fs'
+import { chmodSync, mkdtempSync, readdirSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join, relative } from 'node:path'
 import { createInterface } from 'node:readline'
@@ -27,6 +27,8 @@ const built = spawnSync(tap, ['build'], { cwd: root, encoding: 'utf8' })
 if (built.status !== 0) throw new Error(`tap build failed: ${built.stdout}${built.stderr}`)
 
 const folder = mkdtempSync(join(tmpdir(), 'pgbus-test-run-'))
+// Run as root, the servers inside run as somebody else, who must be able to enter.
+chmodSync(folder, 0o755)
 const server = await startRunServer(process.env)
 let counts = { pass: 0, fail: 1, skip: 0 }
 try {

@@ -36,7 +36,7 @@ export class AppHost {
     this.#config = config
     this.#path = app
     this.#index = index
-    this.#pgbus = new Pgbus(config)
+    this.#pgbus = new Pgbus(config, { worker: { index, phase: 0 } })
     this.log = this.#pgbus.log.child({ component: 'web.worker', worker: index })
   }
 
