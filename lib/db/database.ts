@@ -56,8 +56,8 @@ const retryDelaysMs = [100, 500]
 const idleTimeoutMs = 30_000
 const maxLifetimeSeconds = 1_800
 const clientGraceMs = 5_000
-/** A connection unused for longer is looked at before it is used. */
-const idleCheckMs = 50
+/** A connection unused for longer is looked at before it is used; a busy one was looked at just now. */
+const idleCheckMs = 2
 
 /**
  * One pool of connections. Two safe retries (after 100 and 500 ms) when a failure proves that nothing was
@@ -133,19 +133,33 @@ export class Database {
 
   /** Runs `fn` between BEGIN and COMMIT; an error rolls back and is rethrown. */
   async transaction<T>(fn: (tx: Transaction) => Promise<T>): Promise<T> {
-    return this.#withClient(async client => {
-      const tx: Transaction = { query: (text, values) => this.#send(client, { text, values }) }
-      await this.#send(client, { text: 'BEGIN' })
+    for (let attempt = 0; ; attempt += 1) {
+      let begun = false
       try {
-        const result = await fn(tx)
-        await this.#send(client, { text: 'COMMIT' })
-        return result
+        return await this.#withClient(async client => {
+          await this.#send(client, { text: 'BEGIN' })
+          begun = true
+          return await this.#finish(client, fn)
+        })
       } catch (error) {
-        // The connection may be gone, which rolls back just as well.
-        await this.#send(client, { text: 'ROLLBACK' }).catch(() => undefined)
-        throw error
+        // Before BEGIN was answered nothing of the caller's has run.
+        const delay = retryDelaysMs[attempt]
+        if (begun || delay === undefined || this.#closed || !isConnectionError(error)) throw error
+        await sleep(delay)
       }
-    })
+    }
+  }
+
+  async #finish<T>(client: pg.PoolClient, fn: (tx: Transaction) => Promise<T>): Promise<T> {
+    try {
+      const result = await fn({ query: (text, values) => this.#send(client, { text, values }) })
+      await this.#send(client, { text: 'COMMIT' })
+      return result
+    } catch (error) {
+      // The connection may be gone, which rolls back just as well.
+      await this.#send(client, { text: 'ROLLBACK' }).catch(() => undefined)
+      throw error
+    }
   }
 
   /** Ends all connections; resolves when they are closed. Waits for running statements for at most `timeout` ms. */
@@ -190,7 +204,7 @@ export class Database {
 
   /**
    * A client whose connection is not known to be dead. The server's goodbye to an idle connection may lie
-   * unread in the socket: one turn of the event loop reads it, so that nothing is sent into a closed
+   * unread in the socket: a whole turn of the event loop reads it, so that nothing is sent into a closed
    * connection and its outcome stays certain.
    */
   async #checkoutAlive(): Promise<pg.PoolClient> {
@@ -203,7 +217,8 @@ export class Database {
         dead = error
       }
       client.on('error', onError)
-      await new Promise(resolve => setImmediate(resolve))
+      // The first may come before sockets are read in this turn, the second comes after they were in the next.
+      for (let turn = 0; turn < 2; turn += 1) await new Promise(resolve => setImmediate(resolve))
       client.removeListener('error', onError)
       if (dead === undefined) return client
       client.release(dead)

@@ -76,6 +76,8 @@ t.test('given values that have a form in JSON or a codec', async t => {
   t.test('when any JSON value travels, then it arrives equal', async () => {
     fc.assert(
       fc.property(fc.jsonValue({ maxDepth: 5 }), value => {
+        // An own `__proto__` is refused; that has its own test.
+        fc.pre(!JSON.stringify(value).includes('"__proto__"'))
         deepStrictEqual(travel(value), value)
       }),
     )
