@@ -108,11 +108,11 @@ export class OrderTable {
     return rows[0]
   }
 
-  /** Job workers that have reported lately. */
+  /** Job workers that have reported within two of their beats, which are a minute apart. */
   async liveWorkers(): Promise<number> {
     const { rows } = await this.#pool.query(
       `SELECT count(*)::int AS live FROM pgbus_processes
-       WHERE kind = 'worker' AND last_heartbeat_at > (now() AT TIME ZONE 'UTC') - interval '5 minutes'`,
+       WHERE kind = 'worker' AND last_heartbeat_at > (now() AT TIME ZONE 'UTC') - interval '130 seconds'`,
     )
     return rows[0].live
   }

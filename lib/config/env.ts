@@ -5,8 +5,7 @@ import type { Rule } from './rules.ts'
 import { keys, variableName } from './schema.ts'
 
 /** Variables with our prefix that are not keys. */
-const reserved =
-  /^PGBUS_(CONFIG|ENV|MCP_AUTH_TOKEN|STREAMS_HUB_SOCKET|DASHBOARD_TOKEN|CHILD_.*|TEST_.*|WEB_INDEX|WEB_PHASE)$/
+const reserved = /^PGBUS_(CONFIG|ENV|STREAMS_HUB_SOCKET|TEST_.*|WEB_INDEX)$/
 
 /** What platforms set without knowing us, and what the web cluster tells its workers. Our own names win. */
 const aliases: readonly [variable: string, path: string][] = [

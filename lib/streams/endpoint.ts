@@ -72,9 +72,10 @@ export class StreamsEndpoint<R> {
     try {
       const answer = await this.#admit(exchange)
       if (isGone(response)) return
-      if ('why' in answer) refuse(response, answer)
-      // From the check of the capacity to here nothing waited, so no other request came between.
-      else connect(exchange, answer)
+      const refusal = 'why' in answer ? answer : this.#noRoom(answer.streamer)
+      // In the tick of the check: requests that waited for one streamer go on one right after the other.
+      if (refusal) refuse(response, refusal)
+      else connect(exchange, answer as Admission)
     } catch (error) {
       this.#options.report(error, { action: 'stream_connect' })
       if (response.headersSent) response.destroy()
@@ -106,10 +107,12 @@ export class StreamsEndpoint<R> {
     const cursor = cursorOf(request)
     if (typeof cursor !== 'number') return cursor
     if (this.#isDraining) return { why: 'draining' }
-    const streamer = await streams.streamer()
+    return { streamer: await streams.streamer(), stream: name.stream, cursor, context }
+  }
+
+  #noRoom(streamer: Streamer): Refusal | undefined {
     if (this.#isDraining || streamer.isDraining) return { why: 'draining' }
-    if (streamer.size >= streams.maxConnections) return { why: 'capacity' }
-    return { streamer, stream: name.stream, cursor, context }
+    return streamer.size >= this.#options.streams.maxConnections ? { why: 'capacity' } : undefined
   }
 
   get #isDraining(): boolean {

@@ -40,6 +40,7 @@ declare module 'fastify' {
 }
 
 const defaultPrefix = '/pgbus/streams'
+const registered = Symbol('pgbus.streams')
 
 /** What a request has asked for so far. */
 class Page {
@@ -49,10 +50,17 @@ class Page {
 
 async function plugin(fastify: FastifyInstance, options: PgbusStreamsOptions): Promise<void> {
   const { pgbus, authorize } = options
-  if (fastify.hasDecorator('streams'))
+  if (fastify.hasDecorator(registered)) {
     throw new ConfigurationError(
       'pgbusStreams is already registered on this Fastify instance — register it once',
     )
+  }
+  if (fastify.hasDecorator('streams')) {
+    throw new ConfigurationError(
+      'this Fastify instance already has a decorator "streams", which pgbusStreams adds — rename yours',
+    )
+  }
+  fastify.decorate(registered, true)
   if (!pgbus?.streams) throw new TypeError('pgbusStreams needs { pgbus }, made by createPgbus()')
   const prefix = checkPrefix(options.prefix ?? defaultPrefix)
   const { streams } = pgbus

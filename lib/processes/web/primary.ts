@@ -4,6 +4,7 @@ import type { ResolvedConfig } from '../../config/options.ts'
 import { type Deferred, deferred } from '../../core/deferred.ts'
 import { BootError } from '../../core/errors.ts'
 import type { Logger } from '../../core/log.ts'
+import { toError } from '../../core/report.ts'
 import { RestartPolicy } from '../restart-policy.ts'
 import { type WorkerExit, WorkerHandle, type WorkerProcess } from './worker-handle.ts'
 
@@ -117,7 +118,21 @@ export class Primary {
 
   #fill(slot: Slot): void {
     if (this.#stopping) return
-    const worker = this.#fork({ ...this.#env, PGBUS_WEB_INDEX: String(slot.index) })
+    let worker: WorkerProcess
+    try {
+      worker = this.#fork({ ...this.#env, PGBUS_WEB_INDEX: String(slot.index) })
+    } catch (error) {
+      // Out of processes or memory for a moment: as if it had died at once.
+      this.#exited(slot, {
+        code: null,
+        signal: null,
+        uptimeMs: 0,
+        booted: false,
+        expected: false,
+        reason: `it could not be started: ${toError(error).message}`,
+      })
+      return
+    }
     slot.handle = new WorkerHandle({
       index: slot.index,
       worker,

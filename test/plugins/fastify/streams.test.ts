@@ -557,6 +557,16 @@ t.test('given how it is registered', async t => {
     })
   })
 
+  t.test('when the application has a decorator of that name, then it says that and nothing else', async t => {
+    const pgbus = createTestPgbus(t, db)
+    const app = bare(t)
+    app.decorate('streams', { getter: () => pgbus.streams })
+    await t.rejects(async () => void (await app.register(pgbusStreams, { pgbus })), {
+      code: 'PGBUS_ERR_CONFIG',
+      message: /already has a decorator "streams"/,
+    })
+  })
+
   t.test('when there is no secret, then it fails at once, not at the first request', async t => {
     const pgbus = createPgbus({ databaseUrl: db.url, log: { level: 'silent' } })
     t.teardown(() => pgbus.close())

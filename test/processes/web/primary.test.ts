@@ -165,3 +165,35 @@ t.test('given running workers', async t => {
     await stopping
   })
 })
+
+t.test('given a machine that cannot start a process for a moment', async t => {
+  t.test('when a worker is to be started, then that counts as a death and is tried again', async t => {
+    const lines: string[] = []
+    const write = (first: unknown, second?: unknown) => lines.push(String(second ?? first))
+    const log = {
+      debug: write,
+      info: write,
+      warn: write,
+      error: write,
+      child: () => log,
+    } as unknown as Logger
+    const worker = new FakeWorker()
+    let tries = 0
+    const primary = new Primary({
+      config: resolveConfig({ web: { workers: 1, shutdownTimeout: '1h', bootTimeout: '1h' } }, {}),
+      log,
+      env: {},
+      fork: () => {
+        tries += 1
+        if (tries === 1) throw Object.assign(new Error('spawn EAGAIN'), { code: 'EAGAIN' })
+        return worker
+      },
+    })
+    t.teardown(() => primary.kill())
+    const started = primary.start()
+    await waitFor(() => tries === 2)
+    worker.says(ready)
+    await started
+    t.match(lines.join('\n'), /could not be started: spawn EAGAIN; next one in 1000 ms/)
+  })
+})
