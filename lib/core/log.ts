@@ -56,7 +56,8 @@ function formatLine(line: string): string {
   const pairs = Object.entries(fields).map(
     ([key, value]) => `${key}=${typeof value === 'object' ? JSON.stringify(value) : String(value)}`,
   )
-  const error =
-    typeof err === 'object' && err !== null ? ` (${String((err as { message?: unknown }).message)})` : ''
-  return `${String(lvl)} ${String(ts)} ${pairs.join(' ')}: ${String(msg)}${error}\n`
+  const { message, stack } = (err ?? {}) as { message?: unknown; stack?: unknown }
+  const error = message === undefined || String(msg).includes(String(message)) ? '' : ` (${String(message)})`
+  const trace = lvl === 'ERROR' && typeof stack === 'string' ? `\n${stack}` : ''
+  return `${String(lvl)} ${String(ts)} ${pairs.join(' ')}: ${String(msg)}${error}${trace}\n`
 }
