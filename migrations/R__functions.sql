@@ -42,7 +42,7 @@ begin
     return null;
   end if;
   perform pg_catalog.set_config(done, '1', true);
-  if pg_catalog.pg_try_advisory_xact_lock(1885823604, pg_catalog.hashtext(tg_table_name)) then
+  if pg_catalog.pg_try_advisory_xact_lock(1885823604, tg_relid::int) then
     perform pg_catalog.pg_notify('pgmq.' || tg_table_name || '.INSERT', '');
   end if;
   return null;

@@ -46,7 +46,7 @@ export class Connector {
     const shownHost = url ? url.hostname || 'socket' : (host ?? process.env.PGHOST ?? 'socket')
     const shownPort = url ? url.port : port === undefined ? '' : String(port)
     const shownDatabase = url ? url.pathname.slice(1) : (database ?? process.env.PGDATABASE ?? '')
-    return `${decodeURIComponent(shownHost)}${shownPort === '' ? '' : `:${shownPort}`}/${decodeURIComponent(shownDatabase)}`
+    return `${decode(shownHost)}${shownPort === '' ? '' : `:${shownPort}`}/${decode(shownDatabase)}`
   }
 
   /** Options of a client. Session settings that must not travel in the start-up packet are left to {@link prepare}. */
@@ -69,8 +69,16 @@ export class Connector {
     }
     // A copy: the driver changes the object, and the configuration is frozen.
     if (ssl !== null) config.ssl = typeof ssl === 'object' ? { ...ssl } : ssl
+    // The driver would let `options` of the URL replace ours.
+    const url = config.connectionString === undefined ? undefined : parseUrl(config.connectionString)
+    const ownOptions = url?.searchParams.get('options') ?? ''
+    if (url && ownOptions !== '') {
+      url.searchParams.delete('options')
+      config.connectionString = url.toString()
+      config.options = ownOptions
+    }
     if (gucMode === 'options') {
-      config.options = startupOptions({
+      const settings = startupOptions({
         // A plan made while a queue was nearly empty scans the whole table; kept for a queue that has grown to
         // 300 000 rows, it took 460 ms per claim instead of 1. Planning each time costs less than 0.1 ms.
         plan_cache_mode: 'force_custom_plan',
@@ -78,6 +86,7 @@ export class Connector {
         timezone: 'UTC',
         statement_timeout: options.statementTimeout,
       })
+      config.options = ownOptions === '' ? settings : `${ownOptions} ${settings}`
     }
     return config
   }
@@ -184,10 +193,19 @@ function replaceAddress(base: Partial<pg.ClientConfig>, override: ResolvedTarget
   return { connectionString: url.toString() }
 }
 
+/** For people to read: what is no valid encoding is shown as it is. */
+function decode(text: string): string {
+  try {
+    return decodeURIComponent(text)
+  } catch {
+    return text
+  }
+}
+
 /** `-c name=value` pairs; blanks and backslashes in values are escaped as the server wants them. */
 function startupOptions(settings: Record<string, string | number | boolean>): string {
   return Object.entries(settings)
-    .map(([name, value]) => `-c ${name}=${String(value).replaceAll('\\', '\\\\').replaceAll(' ', '\\ ')}`)
+    .map(([name, value]) => `-c ${name}=${String(value).replace(/[\s\\]/g, '\\$&')}`)
     .join(' ')
 }
 

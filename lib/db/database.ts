@@ -246,19 +246,22 @@ export class Database {
     if (query.values !== undefined) config.values = query.values
     if (query.name !== undefined) config.name = query.name
     let timer: NodeJS.Timeout | undefined
+    let timedOut = false
     if (readTimeout !== null) {
       // The server's own limit comes first; this one covers a peer that vanished. The socket is destroyed,
       // because a connection cut in the middle of a reply must never serve the next caller.
-      timer = setTimeout(() => destroySocket(client), readTimeout + clientGraceMs)
+      timer = setTimeout(() => {
+        timedOut = true
+        destroySocket(client)
+      }, readTimeout + clientGraceMs)
     }
     try {
       const result = await client.query(config)
       return { rows: result.rows as R[], rowCount: result.rowCount ?? 0 }
     } catch (error) {
       if (
-        sqlState(error) === '57014' &&
-        error instanceof Error &&
-        error.message.includes('statement timeout')
+        timedOut ||
+        (sqlState(error) === '57014' && error instanceof Error && error.message.includes('statement timeout'))
       ) {
         throw new ReadTimeoutError(`a statement ran longer than readTimeout (${readTimeout} ms)`, {
           cause: error,
@@ -282,24 +285,27 @@ export function sqlState(error: unknown): string {
   return typeof code === 'string' ? code : ''
 }
 
-const connectionCodes = new Set([
+/** No connection was made, so nothing was sent. `ENOENT` is a missing Unix socket. */
+const unreachableCodes = new Set([
   'ECONNREFUSED',
-  'ECONNRESET',
-  'ETIMEDOUT',
-  'EPIPE',
+  'ENOENT',
   'ENOTFOUND',
   'EAI_AGAIN',
   'EHOSTUNREACH',
-  '57P01',
-  '57P02',
-  '57P03',
-  '53300',
+  'EHOSTDOWN',
+  'ENETUNREACH',
+  'EADDRNOTAVAIL',
 ])
+/** The server answered that it takes nobody now. */
+const refusedCodes = new Set(['57P03', '53300'])
+/** A connection that existed is gone; what it was doing may have been done. */
+const lostCodes = new Set(['ECONNRESET', 'ETIMEDOUT', 'EPIPE', '57P01', '57P02', '57P05'])
 
 /** The connection is gone or was never there; says nothing about whether a statement ran. */
 export function isConnectionError(error: unknown): boolean {
   const code = sqlState(error)
-  if (connectionCodes.has(code) || code.startsWith('08')) return true
+  if (unreachableCodes.has(code) || refusedCodes.has(code) || lostCodes.has(code) || code.startsWith('08'))
+    return true
   return (
     error instanceof Error &&
     /Connection terminated|Client has encountered a connection error|Cannot use a pool after/.test(
@@ -311,7 +317,7 @@ export function isConnectionError(error: unknown): boolean {
 /** A failure after which it is certain that the server never saw the statement. */
 function provesNothingRan(error: unknown): boolean {
   const code = sqlState(error)
-  if (code === 'ECONNREFUSED' || code === '57P03') return true
+  if (unreachableCodes.has(code) || code === '57P03') return true
   return (
     error instanceof Error &&
     /Client has encountered a connection error and is not queryable|Client was closed and is not queryable/.test(
@@ -322,17 +328,11 @@ function provesNothingRan(error: unknown): boolean {
 
 /** The database cannot be reached *yet*: worth waiting for. A wrong password or database name is not. */
 export function isNotThereYet(error: unknown): boolean {
+  const code = sqlState(error)
+  if (unreachableCodes.has(code) || refusedCodes.has(code)) return true
   return (
-    [
-      'ECONNREFUSED',
-      'ENOTFOUND',
-      'EAI_AGAIN',
-      'ETIMEDOUT',
-      'ECONNRESET',
-      'ENOENT',
-      '57P03',
-      '53300',
-    ].includes(sqlState(error)) ||
+    code === 'ECONNRESET' ||
+    code === 'ETIMEDOUT' ||
     (error instanceof Error && /Connection terminated/.test(error.message))
   )
 }

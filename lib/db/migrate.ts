@@ -222,8 +222,9 @@ class Run {
         this.#log(`${file.name}: a table is in use, the rest is left to the next run`)
         return false
       } finally {
-        await this.#client.query('RESET lock_timeout')
-        await releaseSessionLock(this.#client, migrationLock)
+        // When the connection is gone, so are both; the error that ended it is the one to tell.
+        await this.#client.query('RESET lock_timeout').catch(() => undefined)
+        await releaseSessionLock(this.#client, migrationLock).catch(() => undefined)
       }
     }
     if (recorded) return changed

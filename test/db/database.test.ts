@@ -3,7 +3,7 @@ import type { PgbusConfig } from '../../lib/config/options.ts'
 import { resolveConfig } from '../../lib/config/resolve.ts'
 import { createLogger } from '../../lib/core/log.ts'
 import { Connector } from '../../lib/db/connector.ts'
-import { Database } from '../../lib/db/database.ts'
+import { Database, isConnectionError, isNotThereYet } from '../../lib/db/database.ts'
 import { createDatabase, type TestContext, type TestDatabase } from '../support/database.ts'
 import { startPgProxy } from '../support/pg-proxy.ts'
 import { waitFor } from '../support/wait-for.ts'
@@ -138,7 +138,7 @@ t.test('given a peer that vanishes in the middle of a statement', async t => {
     'when the deadline of the client passes, then the socket is destroyed and the next call works',
     async t => {
       proxy.blackhole(true)
-      await t.rejects(db.query('SELECT 1'), /Connection terminated/)
+      await t.rejects(db.query({ text: 'SELECT 1', idempotent: true }), { code: 'PGBUS_ERR_READ_TIMEOUT' })
       proxy.blackhole(false)
       t.equal((await db.query('SELECT 1')).rowCount, 1)
     },
@@ -195,6 +195,56 @@ t.test('given values that the driver reads differently', async t => {
     t.equal(rows[0]?.id, 9_007_199_254_740_991)
     t.strictSame(rows[0]?.at, new Date('2026-03-01T10:00:00.123Z'))
     await t.rejects(db.query('SELECT 9007199254740992::bigint'), RangeError)
+  })
+})
+
+t.test('given a database URL with options of its own', async t => {
+  const { test } = await setup(t)
+  const url = new URL(test.url)
+  url.searchParams.set('options', '-c search_path=pgmq,public -c work_mem=3MB')
+
+  t.test('when a connection is made, then it has them and ours', async t => {
+    const db = open(t, url.toString(), {
+      readTimeout: '7s',
+      connection: { variables: { application_name: 'two words' } },
+    })
+    const { rows } =
+      await db.query(`SELECT current_setting('search_path') AS path, current_setting('work_mem') AS memory,
+      current_setting('TimeZone') AS zone, current_setting('statement_timeout') AS timeout, current_setting('plan_cache_mode') AS plans`)
+    t.strictSame(rows, [
+      { path: 'pgmq,public', memory: '3MB', zone: 'UTC', timeout: '7s', plans: 'force_custom_plan' },
+    ])
+  })
+
+  t.test('when it cannot be decoded, then it is shown as it is', async t => {
+    const connector = new Connector(resolveConfig({ databaseUrl: 'postgres://u@db/a%zz' }))
+    t.equal(connector.describe('base'), 'db/a%zz')
+  })
+})
+
+t.test('given errors of the driver and of the system', async t => {
+  const error = (code: string) => Object.assign(new Error(code), { code })
+
+  t.test('when they are told apart, then each says what is known', async t => {
+    for (const code of [
+      'ECONNREFUSED',
+      'ENOENT',
+      'ENOTFOUND',
+      'EAI_AGAIN',
+      'EHOSTUNREACH',
+      'ENETUNREACH',
+      '57P03',
+      '53300',
+    ]) {
+      t.ok(isConnectionError(error(code)), `${code} is about the connection`)
+      t.ok(isNotThereYet(error(code)), `${code} may pass`)
+    }
+    for (const code of ['ECONNRESET', 'ETIMEDOUT', 'EPIPE', '57P01', '57P02', '08006'])
+      t.ok(isConnectionError(error(code)), code)
+    for (const code of ['28P01', '3D000', '42P01', '23505', '57014']) {
+      t.notOk(isConnectionError(error(code)), code)
+      t.notOk(isNotThereYet(error(code)), code)
+    }
   })
 })
 
