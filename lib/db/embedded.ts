@@ -13,6 +13,8 @@ import {
   chownSync,
   cpSync,
   existsSync,
+  lchownSync,
+  lstatSync,
   mkdirSync,
   readFileSync,
   renameSync,
@@ -150,6 +152,7 @@ function placeFor(
   const root = join(tmpdir(), `pgbus-postgres-${digest}`)
   const copy = join(root, 'native')
   mkdirSync(root, { recursive: true, mode: 0o755 })
+  refuseForeign(root)
   if (!existsSync(copy)) {
     const partial = `${copy}.${process.pid}`
     cpSync(native, partial, { recursive: true, verbatimSymlinks: true })
@@ -158,7 +161,7 @@ function placeFor(
   }
   const data = join(root, 'data')
   mkdirSync(data, { recursive: true })
-  chownSync(data, account.uid, account.gid)
+  lchownSync(data, account.uid, account.gid)
   if (!canUse(account, join(copy, 'bin', 'postgres'), data)) {
     throw new EmbeddedDatabaseError(
       `PostgreSQL cannot run as root, and the user it runs as can reach neither ${dataDir} nor ${root}; choose a folder that others may enter`,
@@ -166,6 +169,13 @@ function placeFor(
   }
   log?.(`the database user cannot reach ${dataDir}; using ${root}`)
   return place(data, copy)
+}
+
+/** The name can be guessed by anybody on the machine, and what lies there is executed: it has to be ours alone. */
+function refuseForeign(folder: string): void {
+  const stat = lstatSync(folder)
+  if (stat.isDirectory() && stat.uid === 0 && (stat.mode & 0o022) === 0) return
+  throw new EmbeddedDatabaseError(`${folder} belongs to somebody else, or others may write to it; remove it`)
 }
 
 function place(root: string, native: string): Place {
@@ -290,7 +300,10 @@ async function launch(o: {
     pipe.destroy()
     const until = Date.now() + stopTimeoutMs
     while (!ended && Date.now() < until) await sleep(20)
-    if (!ended && child.pid !== undefined) process.kill(-child.pid, 'SIGKILL')
+    if (!ended && child.pid !== undefined) {
+      process.kill(-child.pid, 'SIGKILL')
+      await exited
+    }
     if (!options.persistent) rmSync(place.root, { recursive: true, force: true })
   }
   try {
