@@ -114,15 +114,7 @@ t.test('given variables with our prefix that are no key', async t => {
   })
 
   t.test('when they are used for something else, then there is none', async t => {
-    const names = [
-      'CONFIG',
-      'ENV',
-      'STREAMS_HUB_SOCKET',
-      'CHILD_SLOT',
-      'TEST_SERVER_URL',
-      'WEB_INDEX',
-      'WEB_PHASE',
-    ]
+    const names = ['CONFIG', 'ENV', 'STREAMS_HUB_SOCKET', 'TEST_SERVER_URL', 'WEB_INDEX']
     const env = Object.fromEntries(names.map(name => [`PGBUS_${name}`, 'x']))
     t.strictSame(readEnvironment({ ...env, PATH: 'x' }).warnings, [])
   })

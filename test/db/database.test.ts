@@ -62,7 +62,7 @@ t.test('given a connection that dies under a running statement', async t => {
       async () =>
         (
           await test.query(
-            `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%pg_sleep%' AND application_name = 'pgbus'`,
+            `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE state = 'active' AND query LIKE '%pg_sleep%' AND application_name = 'pgbus'`,
           )
         ).length,
     )
