@@ -87,11 +87,18 @@ t.test('given a page that was rendered before its socket was open', async t => {
     // As a restart of the worker does, but the server stays.
     await pgbus.streams.drain()
     await stream.broadcast('3')
-    await waitFor(() => seen.includes('message 3') && seen.at(-1) === 'replay-end 1')
-    t.strictSame(seen, [
-      ...['open', 'connected', 'replay-start', 'message 1', 'replay-end 1', 'message 2', 'close shutdown'],
-      ...['open', 'connected', 'replay-start', 'message 3', 'replay-end 1'],
-    ])
+    const replays = () => seen.filter(what => what.startsWith('replay-end')).length
+    await waitFor(() => seen.includes('message 3') && replays() === 2)
+    // Whether the third comes as replay or live depends on who is faster, and a client may come back too early.
+    t.strictSame(
+      seen.filter(what => what.startsWith('message')),
+      ['message 1', 'message 2', 'message 3'],
+    )
+    const states = seen
+      .filter(what => !what.startsWith('message') && what !== 'close 503')
+      .map(what => what.replace(/ \d+$/, ''))
+    const cycle = ['open', 'connected', 'replay-start', 'replay-end']
+    t.strictSame(states, [...cycle, 'close shutdown', ...cycle])
     t.equal(app.server.listening, true)
   })
 
