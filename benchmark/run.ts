@@ -5,7 +5,7 @@
 import { mkdtempSync, rmSync } from 'node:fs'
 import { cpus, tmpdir } from 'node:os'
 import { join } from 'node:path'
-import { startEmbedded } from '../lib/db/embedded.ts'
+import { startEmbedded } from '../lib/db/embedded/server.ts'
 import { createPgbus } from '../lib/pgbus.ts'
 import { enqueue } from './jobs/enqueue.ts'
 import { throughput } from './jobs/throughput.ts'

@@ -4,13 +4,15 @@
  */
 import { type ChildProcess, fork } from 'node:child_process'
 import { randomBytes } from 'node:crypto'
+import { once } from 'node:events'
 import { closeSync, existsSync, mkdirSync, openSync, readFileSync, writeFileSync } from 'node:fs'
 import { createServer } from 'node:net'
 import { join, resolve } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { BootError } from '../../lib/core/errors.ts'
+import { toError } from '../../lib/core/report.ts'
 import { sleep, withDeadline } from '../../lib/core/sleep.ts'
-import { startEmbedded } from '../../lib/db/embedded.ts'
+import { startEmbedded } from '../../lib/db/embedded/server.ts'
 import { createPgbus, type Pgbus } from '../../lib/pgbus.ts'
 
 const host = '127.0.0.1'
@@ -35,7 +37,14 @@ export async function runDemo(options: DemoOptions): Promise<number> {
   try {
     return await run(options, cleanup => cleanups.push(cleanup))
   } finally {
-    for (const cleanup of cleanups.reverse()) await cleanup()
+    for (const cleanup of cleanups.reverse()) {
+      try {
+        await cleanup()
+      } catch (error) {
+        // The others must still run: a database that nobody stops would stay.
+        options.print(`pgbus demo: ${toError(error).message}`)
+      }
+    }
   }
 }
 
@@ -45,13 +54,15 @@ async function run(
 ): Promise<number> {
   const folder = resolve(cwd, '.pgbus')
   mkdirSync(folder, { recursive: true })
-  const stopped = stopSignal().then(() => 'stop' as const)
+  const interrupted = stopSignal()
+  const stopped = once(interrupted, 'abort').then(() => 'stop' as const)
   const port = await choosePort(env.PORT)
 
   const databaseUrl = env.DATABASE_URL || (await embedded(folder, onEnd, print))
   const secret = rememberedSecret(join(folder, 'secret'))
   const pgbus = createPgbus({ databaseUrl, streams: { secret }, log: { level: 'silent' } })
   onEnd(() => pgbus.close())
+  if (interrupted.aborted) return 0
   await pgbus.schema.migrate()
   const { OrderTable } = (await import(
     new URL('orders.js', example).href
@@ -59,6 +70,7 @@ async function run(
   const orders = new OrderTable(databaseUrl)
   onEnd(() => orders.close())
   await orders.create()
+  if (interrupted.aborted) return 0
 
   const logFile = join(folder, 'demo.log')
   const log = openSync(logFile, 'a', 0o600)
@@ -73,9 +85,8 @@ async function run(
   const config = fileURLToPath(new URL('pgbus.config.js', example))
   const webArgs = ['--config', config, '--port', String(port), '--host', host, '--workers', '2']
   const jobs = new Host('the job host', 'pgbus.js', ['start', '--config', config], hostEnv, log)
-  onEnd(() => jobs.stop())
   const web = new Host('the web host', 'pgbus-web.js', webArgs, hostEnv, log)
-  onEnd(() => web.stop())
+  onEnd(() => Promise.all([jobs.stop(), web.stop()]))
 
   const ended = Promise.race([jobs.exited, web.exited])
   const ready = Promise.all([jobs.ready, web.ready]).then(() => 'ready' as const)
@@ -201,22 +212,20 @@ async function waitUntilHealthy(url: string): Promise<void> {
   }
 }
 
-/** Resolves at the first INT, TERM or HUP, and when the process that started us is gone. A second signal ends at once. */
-function stopSignal(): Promise<void> {
+/** Aborts at the first INT, TERM or HUP, and when the process that started us is gone. A second signal ends at once. */
+function stopSignal(): AbortSignal {
   const parent = process.ppid
-  return new Promise(resolveStop => {
-    let received = 0
-    const stop = () => {
-      received += 1
-      if (received > 1) process.exit(1)
-      resolveStop()
-    }
-    for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP'] as const) process.on(signal, stop)
-    const watch = setInterval(() => {
-      if (process.ppid === parent) return
-      clearInterval(watch)
-      stop()
-    }, 1_000)
-    watch.unref()
-  })
+  const stopping = new AbortController()
+  const stop = () => {
+    if (stopping.signal.aborted) process.exit(1)
+    stopping.abort()
+  }
+  for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP'] as const) process.on(signal, stop)
+  const watch = setInterval(() => {
+    if (process.ppid === parent) return
+    clearInterval(watch)
+    stop()
+  }, 1_000)
+  watch.unref()
+  return stopping.signal
 }

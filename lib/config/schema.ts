@@ -133,7 +133,7 @@ const sections: [title: string, rows: Row[]][] = [
         text({ also: atMostBytes(63) }),
         'pgbus',
         true,
-        '`application_name` of pooled connections. LISTEN connections are called `pgbus-listen`.',
+        '`application_name` of pooled connections, unless the URL names one. LISTEN connections are called `pgbus-listen`.',
       ],
       [
         'pool.size',

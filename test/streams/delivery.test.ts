@@ -160,7 +160,9 @@ t.test('given payloads of every shape', async t => {
   const asRead = (text: string) => text.replace(/\r\n|\r/g, '\n')
 
   t.test('when they are broadcast, durable and ephemeral, then they arrive as they were', async t => {
-    const { stream, name, follow } = await setup(t, { maxBufferedBytes: 0 })
+    // An ephemeral does not survive the connection that carries it: no machine is slow enough here to give it up.
+    const patience = { ackTimeout: '1m', listenHealthCheck: '1m' } as const
+    const { stream, name, follow } = await setup(t, { maxBufferedBytes: 0, ...patience })
     const client = await connected(await follow(name))
     for (const payload of payloads) {
       await stream.broadcast(payload, { event: 'durable', durable: true })
@@ -168,7 +170,8 @@ t.test('given payloads of every shape', async t => {
     }
     const received = (event: string) =>
       client.frames.filter(frame => frame.event === event).map(frame => frame.data)
-    await waitFor(() => received('durable').length + received('ephemeral').length === 2 * payloads.length)
+    const count = () => received('durable').length + received('ephemeral').length
+    await waitFor(() => count() === 2 * payloads.length, { timeout: 60_000 })
     t.ok(
       received('durable').every((data, index) => data === asRead(payloads[index]!)),
       'durable ones are equal, in order',

@@ -1,7 +1,7 @@
 import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import { type EmbeddedServer, startEmbedded } from '../../lib/db/embedded.ts'
+import { type EmbeddedServer, startEmbedded } from '../../lib/db/embedded/server.ts'
 
 /** A PostgreSQL server of a test run: its URL (any database of it), and how to end it. */
 export interface RunServer {
