@@ -1,14 +1,12 @@
 #!/usr/bin/env node
-import { readFileSync } from 'node:fs'
 import { Command, CommanderError, InvalidArgumentError } from 'commander'
+import { packageVersion } from '../lib/core/version.ts'
 
 /** Exit codes: 0 done, 1 could not boot or run, 2 wrong usage or configuration. */
 async function main(): Promise<number> {
   // First of all: without a listener this signal opens Node's inspector.
   process.on('SIGUSR1', () => undefined)
-  const { version } = JSON.parse(readFileSync(new URL('../../package.json', import.meta.url), 'utf8')) as {
-    version: string
-  }
+  const version = packageVersion()
 
   let code = 0
   const program = new Command('pgbus-web')

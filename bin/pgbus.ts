@@ -1,7 +1,7 @@
 #!/usr/bin/env node
 /** Picks the command, and turns its outcome into an exit code: 0 done, 1 failed, refused or misused. */
-import { readFileSync } from 'node:fs'
 import { Command, CommanderError } from 'commander'
+import { packageVersion } from '../lib/core/version.ts'
 import { type Command as CommandDefinition, type Context, type Flags, printError } from './cli.ts'
 import { config } from './commands/config.ts'
 import { migrate } from './commands/migrate.ts'
@@ -55,11 +55,6 @@ async function main(args: string[], context: Context): Promise<number> {
     if (error instanceof CommanderError) return error.exitCode
     throw error
   }
-}
-
-function packageVersion(): string {
-  const file = new URL('../../package.json', import.meta.url)
-  return (JSON.parse(readFileSync(file, 'utf8')) as { version: string }).version
 }
 
 process.exitCode = await main(process.argv.slice(2), {

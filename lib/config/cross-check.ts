@@ -54,7 +54,14 @@ function checkQueueNames(config: ResolvedConfig, issues: ConfigIssue[]): void {
   for (const [index, entry] of config.workers.entries())
     for (const queue of entry.queues) if (!places.has(queue)) places.set(queue, `workers[${index}].queues`)
   for (const [queue, path] of places) {
-    const rule = queueNameProblem(queue, rules)
-    if (rule !== undefined) issues.push({ path, rule, received: showValue(path, queue) })
+    const problem = queueNameProblem(queue, rules)
+    if (!problem) continue
+    const { rule, hint } = problem
+    issues.push({
+      path,
+      rule: `queue ${JSON.stringify(queue)} ${rule}`,
+      received: showValue(path, queue),
+      hint,
+    })
   }
 }

@@ -3,6 +3,7 @@ import type { ResolvedConfig } from '../config/options.ts'
 import { MigrationError, SchemaNotReadyError } from '../core/errors.ts'
 import { beginLocked, migrationLock, releaseSessionLock, takeSessionLock } from './advisory-locks.ts'
 import type { Connector } from './connector.ts'
+import { isCreationRace } from './creation-race.ts'
 import { type Database, sqlState } from './database.ts'
 import { quoteIdentifier } from './identifier.ts'
 import { kindOfMigration, type MigrationFile, migrationsFolder, readMigrations } from './migration-files.ts'
@@ -51,8 +52,6 @@ const pgmqVersion = '1.12.0'
 const pgmqFiles = { schema: '001_pgmq.sql', functions: 'R__pgmq_functions.sql' }
 const ledgerTable = 'pgbus_schema_migrations'
 
-/** Another client, which takes no lock of ours, made the same object in the same moment. */
-const raceCodes = new Set(['42P06', '42P07', '42710', '42723', '23505', '40001', '40P01', 'XX000'])
 /**
  * Brings the database up to date.
  * @returns the names of the files this call applied, in order
@@ -197,7 +196,7 @@ class Run {
         })
       } catch (error) {
         if (error instanceof MigrationError) throw error
-        if (attempt === 1 && raceCodes.has(sqlState(error))) continue
+        if (attempt === 1 && isCreationRace(error)) continue
         throw failure(file, error)
       }
     }

@@ -1,4 +1,5 @@
 import type { ResolvedConfig } from '../config/options.ts'
+import { deadLetterSuffix, queueNameProblem } from '../config/queue-names.ts'
 import { InvalidQueueNameError } from '../core/errors.ts'
 
 /** What a queue's tables are called, without `q_` and `a_`: prefix, logical name and, with priorities, the level. */
@@ -6,11 +7,6 @@ export type PhysicalName = string & { readonly __brand: 'PhysicalName' }
 
 /** The part of the configuration that decides names. */
 export type NameRules = Pick<ResolvedConfig, 'queuePrefix' | 'priority'>
-
-/** PGMQ's limit: 63 bytes of an identifier less its longest prefix. */
-export const maxPhysicalLength = 47
-
-const deadLetterSuffix = '_dlq'
 
 /** Number of priority levels; 1 when priorities are off. */
 export function priorityLevels(config: NameRules): number {
@@ -25,29 +21,14 @@ export function validateQueueName(config: NameRules, name: string): string {
   if (typeof name !== 'string' || name === '') {
     throw new InvalidQueueNameError(`queue name must be a non-empty string, got ${JSON.stringify(name)}`)
   }
-  const logical = name.toLowerCase()
-  if (!/^[a-z0-9_]+$/.test(logical)) {
-    const suggestion = logical.replace(/[-.: ]/g, '_')
-    const hint = /^[a-z0-9_]+$/.test(suggestion) ? `; did you mean "${suggestion}"?` : ''
+  const problem = queueNameProblem(name, { queuePrefix: config.queuePrefix, levels: priorityLevels(config) })
+  if (problem) {
+    const { rule, hint } = problem
     throw new InvalidQueueNameError(
-      `queue name ${JSON.stringify(name)} may contain only letters, digits and underscores${hint}`,
+      `queue name ${JSON.stringify(name)} ${rule}${hint === undefined ? '' : `; ${hint}`}`,
     )
   }
-  const levels = priorityLevels(config)
-  if (logical.endsWith(deadLetterSuffix) || (levels > 1 && /_p\d+$/.test(logical))) {
-    throw new InvalidQueueNameError(
-      `queue name "${name}" ends like ${logical.endsWith(deadLetterSuffix) ? 'a dead-letter queue' : 'a priority level'}; nobody would work on it`,
-    )
-  }
-  const bare = join(config, logical)
-  // The longest suffix the name can get: there are at most ten levels.
-  const longest = `${bare}${deadLetterSuffix}`
-  if (longest.length > maxPhysicalLength) {
-    throw new InvalidQueueNameError(
-      `queue "${name}" becomes "${longest}" (${longest.length} characters, the limit is ${maxPhysicalLength}); shorten it to ${logical.length - (longest.length - maxPhysicalLength)} characters`,
-    )
-  }
-  return logical
+  return name.toLowerCase()
 }
 
 /** Name of a queue without priorities. Messages go to {@link targetQueue}, which knows the levels. */

@@ -1,6 +1,7 @@
 import type { ResolvedConfig } from '../config/options.ts'
 import { PgbusError, SchemaNotReadyError } from '../core/errors.ts'
 import type { Logger } from '../core/log.ts'
+import { isCreationRace } from '../db/creation-race.ts'
 import { type Database, sqlState } from '../db/database.ts'
 import { logicalOf, type PhysicalName, workerTables } from './names.ts'
 import { queueTable } from './statements.ts'
@@ -34,8 +35,6 @@ export interface QueueMetrics {
   total: number
 }
 
-/** Another client made the same object in the same moment. Trying again finds it. */
-const raceCodes = new Set(['42P07', '42710', '42P06', '42723', '23505', '40001', '40P01', 'XX000'])
 /** The schema, a table or a function is missing. */
 const missingCodes = new Set(['3F000', '42883'])
 
@@ -182,7 +181,7 @@ export class Queues {
         if (rows[0]?.created === true) this.#log.debug({ queue: physical }, 'queue created')
         return
       } catch (error) {
-        if (attempt > 1 || !raceCodes.has(sqlState(error))) throw error
+        if (attempt > 1 || !isCreationRace(error)) throw error
       }
     }
   }

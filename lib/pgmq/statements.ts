@@ -1,8 +1,8 @@
 import { createHash } from 'node:crypto'
+import { maxPhysicalLength } from '../config/queue-names.ts'
 import { InvalidQueueNameError } from '../core/errors.ts'
 import type { Statement } from '../db/database.ts'
 import { quoteIdentifier } from '../db/identifier.ts'
-import { maxPhysicalLength } from './names.ts'
 
 /**
  * The SQL of the hot path, straight on the queue tables. The `pgmq.*` functions do the same for other clients.

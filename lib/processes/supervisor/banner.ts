@@ -1,5 +1,5 @@
-import { readFileSync } from 'node:fs'
 import type { ResolvedConfig } from '../../config/options.ts'
+import { packageVersion } from '../../core/version.ts'
 import type { Connector } from '../../db/connector.ts'
 import type { MigrationStatus } from '../../db/migrate.ts'
 
@@ -30,11 +30,6 @@ export function schemaLine(config: ResolvedConfig, status: MigrationStatus | und
 /** Connections of one worker process: as many as jobs run at once, since each claims and finishes by itself. */
 export function workerPoolSize(config: ResolvedConfig, concurrency: number): number {
   return config.pool.size ?? Math.max(2, concurrency)
-}
-
-function packageVersion(): string {
-  const file = new URL('../../../../package.json', import.meta.url)
-  return (JSON.parse(readFileSync(file, 'utf8')) as { version: string }).version
 }
 
 function attempt(tell: () => string): string {
