@@ -14,6 +14,9 @@ export interface Delivery {
   readonly claimedAt: number
 }
 
+/** The fencing token of a delivery as it travels between processes. */
+export type HeldToken = readonly [physical: string, msgId: number, readCount: number]
+
 export interface Claim {
   /** In the order in which they are to start. */
   readonly deliveries: Delivery[]

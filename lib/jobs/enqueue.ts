@@ -2,6 +2,7 @@ import { randomUUID } from 'node:crypto'
 import type { ResolvedConfig } from '../config/options.ts'
 import { type Duration, parseDuration } from '../core/duration.ts'
 import { EnqueueError, QueueNotFoundError } from '../core/errors.ts'
+import { groupBy } from '../core/group-by.ts'
 import { encodeText, type JsonValue } from '../core/json.ts'
 import type { Logger } from '../core/log.ts'
 import { type Database, type Queryable, type Statement, sqlState } from '../db/database.ts'
@@ -216,12 +217,7 @@ export class Enqueuer {
     items: readonly SendItem[],
   ): Promise<number[]> {
     const ids = new Array<number>(items.length)
-    const groups = new Map<PhysicalName, number[]>()
-    for (const [index, { physical }] of prepared.entries()) {
-      const group = groups.get(physical)
-      if (group) group.push(index)
-      else groups.set(physical, [index])
-    }
+    const groups = groupBy(prepared.keys(), index => prepared[index]!.physical)
     for (const [physical, indexes] of groups) {
       let position = 0
       for (const chunk of sendChunks(indexes.map(index => items[index]!))) {

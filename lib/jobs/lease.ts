@@ -1,5 +1,6 @@
 import { setMaxListeners } from 'node:events'
 import { LeaseLostError } from '../core/errors.ts'
+import { groupBy } from '../core/group-by.ts'
 import type { Logger } from '../core/log.ts'
 import { sleep } from '../core/sleep.ts'
 import { type Database, sqlState } from '../db/database.ts'
@@ -157,13 +158,8 @@ export class Leases {
   }
 
   async #renewAll(): Promise<void> {
-    const tables = new Map<string, Lease[]>()
-    for (const lease of this.#held) {
-      if (lease.lost) continue
-      const leases = tables.get(lease.delivery.physical)
-      if (leases) leases.push(lease)
-      else tables.set(lease.delivery.physical, [lease])
-    }
+    const leases = this.held.filter(lease => !lease.lost)
+    const tables = groupBy(leases, lease => lease.delivery.physical)
     await Promise.all([...tables].map(([physical, leases]) => this.#renew(physical, leases)))
   }
 

@@ -2,6 +2,7 @@ import type { ResolvedConfig, ResolvedWorkerEntry } from '../config/options.ts'
 import { Backoff } from '../core/backoff.ts'
 import { deferred } from '../core/deferred.ts'
 import { InvalidTransitionError, SchemaNotReadyError, ShutdownError } from '../core/errors.ts'
+import { groupBy } from '../core/group-by.ts'
 import type { Logger } from '../core/log.ts'
 import type { Report } from '../core/report.ts'
 import { sleep, withDeadline } from '../core/sleep.ts'
@@ -9,16 +10,13 @@ import { type Database, isConnectionError, sqlState } from '../db/database.ts'
 import type { Pgbus } from '../pgbus.ts'
 import { logicalOf, workerTables } from '../pgmq/names.ts'
 import type { Queues } from '../pgmq/queues.ts'
-import { makeVisible, type Token } from '../pgmq/statements.ts'
-import { claimMessages, type Delivery } from './claim.ts'
+import { makeVisible } from '../pgmq/statements.ts'
+import { claimMessages, type Delivery, type HeldToken } from './claim.ts'
 import { type Ending, Executor } from './executor.ts'
 import { Heartbeat } from './heartbeat.ts'
 import { type Lease, Leases } from './lease.ts'
 import { Outcomes } from './outcome.ts'
 import { idleCeilingMs, Wake, waitAfterClaim } from './wake.ts'
-
-/** What identifies one delivery: table, id, and how often the message had been read. */
-export type HeldToken = readonly [physical: string, msgId: number, readCount: number]
 
 export type WorkerState = 'starting' | 'running' | 'draining' | 'stopped'
 
@@ -332,12 +330,12 @@ export class Worker {
   async #abandon(): Promise<void> {
     const { db, log, report } = this.#options
     this.#outcomes.close()
-    const tables = new Map<string, Token[]>()
     const left = this.#leases.held
+    const tables = groupBy(
+      left.map(lease => lease.delivery),
+      delivery => delivery.physical,
+    )
     for (const { delivery } of left) {
-      const tokens = tables.get(delivery.physical)
-      if (tokens) tokens.push(delivery)
-      else tables.set(delivery.physical, [delivery])
       log.warn(
         { queue: delivery.physical, msg_id: delivery.msgId, attempt: delivery.readCount },
         'a job ignored its abort; its message is given to others while it may still run',

@@ -1,7 +1,5 @@
 import type { ResolvedWorkerEntry } from '../config/options.ts'
-
-/** What identifies one delivery of a message: table, id, and how often it had been read. The fencing token. */
-export type HeldToken = readonly [physical: string, msgId: number, readCount: number]
+import type { HeldToken } from '../jobs/claim.ts'
 
 /** Everything a job child needs to start. Functions of the configuration are re-read from `configFile`. */
 export interface BootMessage {

@@ -1,6 +1,7 @@
 import type { PgbusConfig, ResolvedWorkerEntry } from '../../lib/config/options.ts'
 import type { Logger } from '../../lib/core/log.ts'
-import type { HeldToken, Worker } from '../../lib/jobs/worker.ts'
+import type { HeldToken } from '../../lib/jobs/claim.ts'
+import type { Worker } from '../../lib/jobs/worker.ts'
 import type { Pgbus } from '../../lib/pgbus.ts'
 import { createDatabase, type TestContext, type TestDatabase } from '../support/database.ts'
 import { createTestPgbus } from '../support/instance.ts'

@@ -2,7 +2,9 @@
  * Which deliveries a child has in its hands, so that its supervisor can give them back when it dies. Both ends:
  * the child reports differences, the supervisor keeps the set.
  */
-import type { HeldToken } from '../messages.ts'
+import { groupBy } from '../../core/group-by.ts'
+import type { HeldToken } from '../../jobs/claim.ts'
+import type { Token } from '../../pgmq/statements.ts'
 
 export interface HeldDifference {
   taken: HeldToken[]
@@ -62,13 +64,13 @@ export class HeldSet {
   }
 
   /** Tokens by table. */
-  byTable(): Map<string, { msgId: number; readCount: number }[]> {
-    const tables = new Map<string, { msgId: number; readCount: number }[]>()
-    for (const [physical, msgId, readCount] of this.#tokens.values()) {
-      const tokens = tables.get(physical)
-      if (tokens) tokens.push({ msgId, readCount })
-      else tables.set(physical, [{ msgId, readCount }])
-    }
-    return tables
+  byTable(): Map<string, Token[]> {
+    const tables = groupBy(this.#tokens.values(), ([physical]) => physical)
+    return new Map(
+      [...tables].map(([physical, tokens]) => [
+        physical,
+        tokens.map(([, msgId, readCount]) => ({ msgId, readCount })),
+      ]),
+    )
   }
 }

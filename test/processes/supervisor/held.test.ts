@@ -1,6 +1,6 @@
 import fc from 'fast-check'
 import t from 'tap'
-import type { HeldToken } from '../../../lib/processes/messages.ts'
+import type { HeldToken } from '../../../lib/jobs/claim.ts'
 import { type HeldDifference, HeldReporter, HeldSet } from '../../../lib/processes/supervisor/held.ts'
 
 const token = (msgId: number, readCount = 1): HeldToken => ['pgbus_default', msgId, readCount]
