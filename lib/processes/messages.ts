@@ -1,14 +1,25 @@
 import type { ResolvedWorkerEntry } from '../config/options.ts'
 import type { HeldToken } from '../jobs/claim.ts'
 
-/** Everything a job child needs to start. Functions of the configuration are re-read from `configFile`. */
+/** What a child is for: its role, and what that role needs to know. */
+export type ChildSpec = { readonly role: 'worker'; readonly entry: ResolvedWorkerEntry }
+
+/** Everything a child needs to start. Functions of the configuration are re-read from `configFile`. */
 export interface BootMessage {
   t: 'boot'
   slot: string
-  entry: ResolvedWorkerEntry
+  spec: ChildSpec
   /** Structured-clonable part of the resolved configuration (`null` logger, no functions). */
   config: Record<string, unknown>
   configFile: string | null
+}
+
+/** Physical tables that a child reads; replaces the previous set. */
+export interface ListenMessage {
+  t: 'listen'
+  tables: string[]
+  /** It reads queues by pattern, so it wants to know of new ones. */
+  wildcard?: boolean | undefined
 }
 
 export type SupervisorToChild =
@@ -19,19 +30,22 @@ export type SupervisorToChild =
   | { t: 'healthy' }
   /** Notifications are not delivered: poll fast. */
   | { t: 'degraded' }
+  /** A queue was created: look which ones there are. */
+  | { t: 'refresh' }
 
 export type ChildToSupervisor =
   /** The modules that define jobs are imported. */
   | { t: 'loaded' }
   /** The first look at the queues went through. */
   | { t: 'ready' }
-  /** Physical tables this child reads; replaces the previous set. */
-  | { t: 'listen'; tables: string[] }
+  | ListenMessage
   /**
    * Deliveries taken and finished since the last such message. `done` counts first: a delivery that was given
    * back and claimed again has the same token.
    */
   | { t: 'held'; taken: HeldToken[]; done: HeldToken[] }
+  /** It has done enough: another process should do its work. */
+  | { t: 'recycle'; reason: string }
   /** Why this child is about to end. */
   | { t: 'fatal'; message: string; stack: string | null }
 

@@ -2,15 +2,14 @@ import type { ResolvedConfig } from '../../config/options.ts'
 import { packageVersion } from '../../core/version.ts'
 import type { Connector } from '../../db/connector.ts'
 import type { MigrationStatus } from '../../db/migrate.ts'
+import { poolSize } from './pool-size.ts'
+import { planSlots } from './slots.ts'
 
 const unknown = 'unknown'
 
 /** What a person looks for first in a log, one line each. A part that cannot be told is `unknown`. */
 export function bannerLines(config: ResolvedConfig, connector: Connector): string[] {
-  const pools = config.workers.reduce(
-    (sum, { concurrency, processes }) => sum + processes * workerPoolSize(config, concurrency),
-    0,
-  )
+  const pools = planSlots(config).reduce((sum, { spec }) => sum + poolSize(config, spec), 0)
   return [
     `pgbus ${attempt(packageVersion)} pid=${process.pid} node=${process.versions.node}`,
     `connection=${attempt(() => connector.describe('base'))} pool=${pools}`,
@@ -25,11 +24,6 @@ export function bannerLines(config: ResolvedConfig, connector: Connector): strin
 /** The line about the schema, known only once the database has answered. */
 export function schemaLine(config: ResolvedConfig, status: MigrationStatus | undefined): string {
   return `boot: pgmq_schema_mode=${config.pgmq.schemaMode} pgmq_version=${status?.pgmq.version ?? unknown}`
-}
-
-/** Connections of one worker process: as many as jobs run at once, since each claims and finishes by itself. */
-export function workerPoolSize(config: ResolvedConfig, concurrency: number): number {
-  return config.pool.size ?? Math.max(2, concurrency)
 }
 
 function attempt(tell: () => string): string {

@@ -1,7 +1,6 @@
-import type { ResolvedWorkerEntry } from '../../config/options.ts'
 import { deadline } from '../../core/deadline.ts'
 import type { Logger } from '../../core/log.ts'
-import type { BootMessage, ChildToSupervisor, SupervisorToChild } from '../messages.ts'
+import type { BootMessage, ChildToSupervisor, ListenMessage, SupervisorToChild } from '../messages.ts'
 import { HeldSet } from './held.ts'
 import type { HubMember } from './notify-hub.ts'
 import type { Stoppable } from './shutdown.ts'
@@ -36,14 +35,14 @@ export interface ChildExit {
 
 export interface ChildHandleOptions {
   slot: string
-  entry: ResolvedWorkerEntry
   child: ChildLike
   boot: BootMessage
   log: Logger
   bootTimeout?: number | undefined
-  onReady: (handle: ChildHandle) => void
-  onListen: (handle: ChildHandle, tables: string[]) => void
-  onExit: (handle: ChildHandle, exit: ChildExit) => void
+  onReady: () => void
+  onListen: (message: ListenMessage) => void
+  onRecycle: (reason: string) => void
+  onExit: (exit: ChildExit) => void
 }
 
 /**
@@ -53,7 +52,6 @@ export interface ChildHandleOptions {
  */
 export class ChildHandle implements HubMember, Stoppable {
   readonly slot: string
-  readonly entry: ResolvedWorkerEntry
   readonly pid: number
   /** Messages in the hands of the child. */
   readonly held = new HeldSet()
@@ -65,13 +63,13 @@ export class ChildHandle implements HubMember, Stoppable {
   #fatal: string | undefined
   #ended: { code: number | null; signal: NodeJS.Signals | null } | undefined
   #cancelBootLimit: () => void
+  #cancelKill: () => void = () => undefined
   #channelTimer: NodeJS.Timeout | undefined
 
   constructor(options: ChildHandleOptions) {
-    const { slot, entry, child, boot, bootTimeout = bootTimeoutMs } = options
+    const { slot, child, boot, bootTimeout = bootTimeoutMs } = options
     this.#options = options
     this.slot = slot
-    this.entry = entry
     this.pid = child.pid ?? -1
     this.#child = child
     child.on('message', message => this.#receive(message as ChildToSupervisor))
@@ -129,6 +127,12 @@ export class ChildHandle implements HubMember, Stoppable {
     this.#signal('SIGKILL')
   }
 
+  /** For a child that was told to stop: the longest time that it may take. */
+  killAfter(ms: number): void {
+    this.#cancelKill()
+    this.#cancelKill = deadline(ms, () => this.kill())
+  }
+
   #signal(signal: NodeJS.Signals): void {
     if (this.pid !== -1 && this.#ended === undefined) this.#child.kill(signal)
   }
@@ -142,13 +146,16 @@ export class ChildHandle implements HubMember, Stoppable {
         return
       case 'ready':
         this.#state = 'ready'
-        this.#options.onReady(this)
+        this.#options.onReady()
         return
       case 'listen':
-        if (this.#ended === undefined) this.#options.onListen(this, message.tables)
+        if (this.#ended === undefined) this.#options.onListen(message)
         return
       case 'held':
         this.held.apply(message)
+        return
+      case 'recycle':
+        if (!this.#stopping) this.#options.onRecycle(message.reason)
         return
       case 'fatal':
         this.#fatal ??= message.message
@@ -168,6 +175,7 @@ export class ChildHandle implements HubMember, Stoppable {
     if (this.#ended !== undefined) return
     this.#ended = { code, signal }
     this.#cancelBootLimit()
+    this.#cancelKill()
     if (this.pid === -1 || !this.#child.connected) this.#settle()
     else {
       this.#channelTimer = setTimeout(() => this.#finish(), channelGraceMs)
@@ -183,7 +191,7 @@ export class ChildHandle implements HubMember, Stoppable {
     clearTimeout(this.#channelTimer)
     this.#state = 'exited'
     const { code, signal } = this.#ended
-    this.#options.onExit(this, {
+    this.#options.onExit({
       code,
       signal,
       uptimeMs: this.uptimeMs,

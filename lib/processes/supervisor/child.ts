@@ -1,13 +1,13 @@
 import { fromPortable } from '../../config/portable.ts'
 import type { Logger } from '../../core/log.ts'
 import { toError } from '../../core/report.ts'
-import type { Worker } from '../../jobs/worker.ts'
 import { Pgbus } from '../../pgbus.ts'
-import type { BootMessage, ChildToSupervisor, SupervisorToChild } from '../messages.ts'
-import { workerPoolSize } from './banner.ts'
+import type { BootMessage, ChildSpec, ChildToSupervisor, SupervisorToChild } from '../messages.ts'
 import { DeliveryStatus } from './delivery-status.ts'
-import { HeldReporter } from './held.ts'
 import { findModules, importModules } from './imports.ts'
+import { poolSize } from './pool-size.ts'
+import type { Runner, RunnerContext } from './runner.ts'
+import { WorkerRunner } from './worker-runner.ts'
 
 /** Beyond the supervisor's own deadline, for a child that has no supervisor any more. */
 const overdueMs = 1_000
@@ -15,7 +15,7 @@ const overdueMs = 1_000
 /** A last message has this long to leave. */
 const lastMessageMs = 500
 
-/** Runs the worker of one slot, from the boot message to the end of the process. */
+/** Runs what one slot is for, from the boot message to the end of the process. */
 export function runChild(): void {
   new Child().listen()
 }
@@ -27,17 +27,16 @@ interface Ending {
 
 /**
  * `waiting → booting → running → ending`. The first reason to end decides the exit code; a later QUIT only makes
- * it quicker. Whatever the worker, its jobs or the database do, the process ends by itself.
+ * it quicker. Whatever the runner, its jobs or the database do, the process ends by itself.
  */
 class Child {
-  #worker: Worker | undefined
+  #runner: Runner | undefined
   #pgbus: Pgbus | undefined
   #log: Logger | undefined
   /** Longest time from the first reason to end to the end. */
   #limit = 0
   #ending: Promise<void> | undefined
-  readonly #delivery = new DeliveryStatus(delivering => this.#worker?.setDelivering(delivering))
-  readonly #held = new HeldReporter((difference, sent) => tell({ t: 'held', ...difference }, sent))
+  readonly #delivery = new DeliveryStatus(delivering => this.#runner?.setDelivering(delivering))
 
   listen(): void {
     process.on('message', message => this.#receive(message as SupervisorToChild))
@@ -60,23 +59,26 @@ class Child {
         this.#start(message).catch(error => this.#fail(error, 'boot'))
         return
       case 'wake':
-        this.#worker?.wake()
+        this.#runner?.wake()
         return
       case 'healthy':
       case 'degraded':
         this.#delivery.heard(message.t === 'healthy')
+        return
+      case 'refresh':
+        this.#runner?.refresh()
         return
       default:
         message satisfies never
     }
   }
 
-  async #start({ slot, entry, config: portable, configFile }: BootMessage): Promise<void> {
-    process.title = `pgbus: ${slot} ${entry.queues.join(',')}`
+  async #start({ slot, spec, config: portable, configFile }: BootMessage): Promise<void> {
+    process.title = `pgbus: ${slot} ${spec.entry.queues.join(',')}`
     const config = await fromPortable(portable, configFile)
     this.#limit = config.shutdownTimeout
     if (this.#ending) return
-    const pgbus = new Pgbus(config, { poolSize: workerPoolSize(config, entry.concurrency) })
+    const pgbus = new Pgbus(config, { poolSize: poolSize(config, spec) })
     this.#pgbus = pgbus
     this.#log = pgbus.log.child({ component: 'child', slot })
 
@@ -86,14 +88,8 @@ class Child {
     tell({ t: 'loaded' })
     if (this.#ending) return
 
-    const worker = pgbus.createWorker(entry, (taken, done) => this.#held.report(taken, done))
-    this.#worker = worker
-    worker.setDelivering(this.#delivery.delivering)
-    // LISTEN and the first claim go on at the same time: what falls between them is found by the wake that
-    // follows LISTEN.
-    tell({ t: 'listen', tables: worker.tables })
-    await worker.start()
-    await worker.onFirstPass
+    this.#runner = runnerOf(spec, { pgbus, tell, delivering: this.#delivery.delivering })
+    await this.#runner.start()
     if (!this.#ending) tell({ t: 'ready' })
   }
 
@@ -110,7 +106,7 @@ class Child {
   }
 
   #end({ code, immediate }: Ending): void {
-    if (immediate && this.#ending) void this.#worker?.stop({ immediate: true })
+    if (immediate && this.#ending) void this.#runner?.stop({ immediate: true })
     this.#ending ??= this.#finish(code, immediate)
   }
 
@@ -119,20 +115,27 @@ class Child {
     process.exitCode = code
     setTimeout(() => process.exit(1), this.#limit + overdueMs).unref()
     try {
-      await this.#worker?.stop({ immediate })
+      await this.#runner?.stop({ immediate })
       await this.#pgbus?.close()
     } catch (error) {
-      this.#log?.error({ err: toError(error) }, 'the end of a worker failed')
+      this.#log?.error({ err: toError(error) }, 'the end of a child failed')
     }
     await flushed()
     process.exit(code)
   }
 }
 
+function runnerOf(spec: ChildSpec, context: RunnerContext): Runner {
+  switch (spec.role) {
+    case 'worker':
+      return new WorkerRunner(spec.entry, context)
+  }
+}
+
 /** A channel that is closed has nobody behind it. */
 function tell(message: ChildToSupervisor, sent: () => void = () => undefined): void {
-  if (!process.connected || !process.send) return
-  process.send(message, undefined, undefined, () => sent())
+  if (process.connected && process.send) process.send(message, undefined, undefined, () => sent())
+  else sent()
 }
 
 /** Resolves when everything sent so far has left: messages leave in order. */

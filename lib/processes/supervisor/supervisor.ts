@@ -1,8 +1,5 @@
-import { fork } from 'node:child_process'
 import { hostname } from 'node:os'
-import { fileURLToPath } from 'node:url'
 import type { LoadedConfig } from '../../config/load.ts'
-import type { ResolvedWorkerEntry } from '../../config/options.ts'
 import { toPortable } from '../../config/portable.ts'
 import { type Deferred, deferred } from '../../core/deferred.ts'
 import { BootError } from '../../core/errors.ts'
@@ -10,17 +7,19 @@ import type { Logger } from '../../core/log.ts'
 import { toError } from '../../core/report.ts'
 import { withDeadline } from '../../core/sleep.ts'
 import { Listener } from '../../db/listener.ts'
-import { forgetProcess, Heartbeat } from '../../jobs/heartbeat.ts'
+import { Heartbeat } from '../../jobs/heartbeat.ts'
 import { Pgbus } from '../../pgbus.ts'
-import { makeVisible } from '../../pgmq/statements.ts'
-import type { BootMessage, HostReadyMessage } from '../messages.ts'
-import { RestartPolicy } from '../restart-policy.ts'
+import type { ChildSpec, HostReadyMessage } from '../messages.ts'
 import { listenForStop } from '../signals.ts'
 import { bannerLines, schemaLine } from './banner.ts'
 import { ensureQueues, orAborted, prepareSchema, waitForDatabase } from './boot.ts'
-import { type ChildExit, ChildHandle, type ChildLike } from './child-handle.ts'
+import type { ChildExit, ChildHandle } from './child-handle.ts'
+import { forkChild } from './fork-child.ts'
 import { NotifyHub } from './notify-hub.ts'
+import { Salvage } from './salvage.ts'
 import { Shutdown } from './shutdown.ts'
+import { Slot } from './slot.ts'
+import { planSlots } from './slots.ts'
 
 /** Connections of the supervisor itself: heartbeat and giving back messages. */
 const poolSize = 2
@@ -35,6 +34,7 @@ export type SupervisorStatus = 'BOOTING' | 'OK' | 'DEGRADED' | 'DRAINING'
 
 export interface ChildInfo {
   slot: string
+  role: ChildSpec['role']
   /** Null: between two processes. */
   pid: number | null
   ready: boolean
@@ -48,16 +48,6 @@ export interface SupervisorOptions {
   loaded: LoadedConfig
   /** Stop at TERM, INT, HUP, QUIT, an uncaught error, or when the process that forked this one is gone. */
   signals?: boolean | undefined
-}
-
-/** A place that one child fills at a time. */
-interface Slot {
-  readonly name: string
-  readonly entry: ResolvedWorkerEntry
-  readonly policy: RestartPolicy
-  handle: ChildHandle | undefined
-  /** Runs until the next process is forked. */
-  restart: NodeJS.Timeout | undefined
 }
 
 /**
@@ -85,9 +75,7 @@ export class Supervisor {
   readonly #slots: Slot[]
   readonly #done: Deferred<number> = deferred<number>()
   readonly #stopping = new AbortController()
-  readonly #portable: Record<string, unknown>
-  /** Giving back what dead children held. */
-  readonly #salvage = new Set<Promise<void>>()
+  readonly #salvage: Salvage
   #forgetSignals: () => void = () => undefined
   #hub: NotifyHub | undefined
   #forked = false
@@ -102,20 +90,30 @@ export class Supervisor {
     this.done = this.#done.promise
     this.#pgbus = new Pgbus(config, { poolSize })
     this.#log = this.#pgbus.log.child({ component: 'supervisor' })
-    this.#portable = toPortable(config)
+    this.#salvage = new Salvage({ pgbus: this.#pgbus, log: this.#log })
     this.#heartbeat = new Heartbeat({ db: this.#pgbus.db, log: this.#log })
     this.#shutdown = new Shutdown({
       shutdownTimeout: config.shutdownTimeout,
-      children: () => this.#slots.flatMap(({ handle }) => handle ?? []),
+      children: () => this.#slots.flatMap(slot => slot.handles),
     })
-    this.#slots = config.workers.flatMap((entry, index) =>
-      Array.from({ length: entry.processes }, (_, copy) => ({
-        name: `worker:${index}.${copy}`,
-        entry,
-        policy: new RestartPolicy(),
-        handle: undefined,
-        restart: undefined,
-      })),
+    const portable = toPortable(config)
+    this.#slots = planSlots(config).map(
+      plan =>
+        new Slot({
+          plan,
+          config: portable,
+          configFile: loaded.file,
+          log: this.#log,
+          shutdownTimeout: config.shutdownTimeout,
+          fork: forkChild,
+          events: {
+            onReady: handle => this.#ready(handle),
+            onListen: (handle, message) => void this.#hub?.listen(handle, message.tables),
+            onRecycle: () => undefined,
+            onGone: (_slot, handle, exit) => this.#gone(handle, exit),
+            onVacated: (slot, pid, exit, delay) => this.#vacated(slot, pid, exit, delay),
+          },
+        }),
     )
     // First of all: a signal during the boot must be able to cancel it.
     if (signals) {
@@ -141,17 +139,18 @@ export class Supervisor {
 
   /** Slots whose process is ready. */
   get live(): number {
-    return this.#slots.filter(({ handle }) => handle?.ready).length
+    return this.#slots.filter(slot => slot.ready).length
   }
 
   children(): ChildInfo[] {
-    return this.#slots.map(({ name, entry, handle, policy }) => ({
+    return this.#slots.map(({ name, spec, current, streak }) => ({
       slot: name,
-      pid: handle?.pid ?? null,
-      ready: handle?.ready ?? false,
-      queues: entry.queues,
-      uptimeMs: handle ? Math.round(handle.uptimeMs) : null,
-      streak: policy.streak,
+      role: spec.role,
+      pid: current?.pid ?? null,
+      ready: current?.ready ?? false,
+      queues: spec.entry.queues,
+      uptimeMs: current ? Math.round(current.uptimeMs) : null,
+      streak,
     }))
   }
 
@@ -198,7 +197,7 @@ export class Supervisor {
     await orAborted(ensureQueues({ config, queues: this.#pgbus.queues, report, signal }), signal)
     if (signal.aborted) return
     this.#openHub()
-    for (const slot of this.#slots) this.#fill(slot)
+    for (const slot of this.#slots) slot.fill()
     this.#forked = true
   }
 
@@ -220,41 +219,6 @@ export class Supervisor {
     this.#hub.start()
   }
 
-  #fill(slot: Slot): void {
-    slot.restart = undefined
-    if (this.#stopping.signal.aborted) return
-    const boot: BootMessage = {
-      t: 'boot',
-      slot: slot.name,
-      entry: slot.entry,
-      config: this.#portable,
-      configFile: this.#loaded.file,
-    }
-    let child: ChildLike
-    try {
-      child = forkChild()
-    } catch (error) {
-      this.#vacated(slot, -1, {
-        code: null,
-        signal: null,
-        uptimeMs: 0,
-        expected: false,
-        reason: `could not be started: ${toError(error).message}`,
-      })
-      return
-    }
-    slot.handle = new ChildHandle({
-      slot: slot.name,
-      entry: slot.entry,
-      child,
-      boot,
-      log: this.#log,
-      onReady: handle => this.#ready(handle),
-      onListen: (handle, tables) => void this.#hub?.listen(handle, tables),
-      onExit: (handle, exit) => this.#exited(slot, handle, exit),
-    })
-  }
-
   #ready(handle: ChildHandle): void {
     this.#log.info({ slot: handle.slot, child_pid: handle.pid }, `${handle.slot} is ready`)
     if (this.#everReady || this.live < this.expected) return
@@ -264,51 +228,20 @@ export class Supervisor {
     if (process.connected) process.send?.(message, undefined, undefined, () => undefined)
   }
 
-  #exited(slot: Slot, handle: ChildHandle, exit: ChildExit): void {
+  #gone(handle: ChildHandle, exit: ChildExit): void {
     this.#hub?.remove(handle)
-    slot.handle = undefined
     // A child that ends by itself has given back everything and deleted its row.
-    const clean = exit.code === 0 && handle.held.size === 0
-    if (!clean) this.#giveBack(handle)
-    this.#vacated(slot, handle.pid, exit)
+    if (exit.code !== 0 || handle.held.size > 0) this.#salvage.giveBack(handle)
+    this.#finishWhenEmpty()
   }
 
-  #vacated(slot: Slot, pid: number, exit: ChildExit): void {
-    const { code, signal, uptimeMs, reason } = exit
-    const fields = { slot: slot.name, child_pid: pid, code, signal }
-    if (this.#stopping.signal.aborted) {
-      this.#log.info(fields, `${slot.name} is gone: ${reason}`)
-      this.#finishWhenEmpty()
-      return
-    }
+  #vacated({ name, streak }: Slot, pid: number, exit: ChildExit, delay: number): void {
     this.#childDied = true
-    const delay = slot.policy.exited(uptimeMs, exit.expected)
+    const { code, signal, uptimeMs, reason } = exit
     this.#log.warn(
-      { ...fields, streak: slot.policy.streak },
-      `${slot.name} ended after ${(uptimeMs / 1000).toFixed(1)} s: ${reason}; next one in ${delay / 1000} s`,
+      { slot: name, child_pid: pid, code, signal, streak },
+      `${name} ended after ${(uptimeMs / 1000).toFixed(1)} s: ${reason}; next one in ${delay / 1000} s`,
     )
-    slot.restart = setTimeout(() => this.#fill(slot), delay)
-  }
-
-  /** Lets other workers have what a dead child held, at once. If that fails, the leases run out. */
-  #giveBack(handle: ChildHandle): void {
-    const { db, report } = this.#pgbus
-    const work = [...handle.held.byTable()].map(async ([physical, tokens]) => {
-      const { rowCount } = await db.query(makeVisible(physical, tokens))
-      this.#log.info(
-        { slot: handle.slot, queue: physical },
-        `gave back ${rowCount} messages of a dead worker`,
-      )
-    })
-    if (handle.pid !== -1) work.push(forgetProcess(db, 'worker', handle.pid))
-    const salvage = Promise.allSettled(work).then(results => {
-      for (const result of results) {
-        if (result.status === 'rejected')
-          report(result.reason, { action: 'give_back_messages', slot: handle.slot })
-      }
-      this.#salvage.delete(salvage)
-    })
-    this.#salvage.add(salvage)
   }
 
   #stop(immediate: boolean, reason: string): void {
@@ -318,10 +251,7 @@ export class Supervisor {
     if (first || (immediate && this.#shutdown.state !== 'immediate')) {
       this.#log.info(`stopping${immediate ? ' now' : ''}: ${reason}`)
     }
-    for (const slot of this.#slots) {
-      clearTimeout(slot.restart)
-      slot.restart = undefined
-    }
+    for (const slot of this.#slots) slot.close()
     if (immediate) this.#shutdown.immediate()
     else this.#shutdown.graceful()
     // After the children were told: those that drain need no wakes.
@@ -337,7 +267,7 @@ export class Supervisor {
   }
 
   #finishWhenEmpty(): void {
-    if (!this.#stopping.signal.aborted || this.#slots.some(({ handle }) => handle)) return
+    if (!this.#stopping.signal.aborted || this.#slots.some(({ handles }) => handles.length > 0)) return
     this.#finishing ??= this.#finish()
   }
 
@@ -352,7 +282,7 @@ export class Supervisor {
 
   /** Whatever the database does, this takes a second at most. */
   async #close(): Promise<void> {
-    const work = Promise.all([...this.#salvage, this.#heartbeat.stop(), this.#hub?.close()])
+    const work = Promise.all([this.#salvage.done(), this.#heartbeat.stop(), this.#hub?.close()])
     await withDeadline(
       work.then(() => this.#pgbus.close()),
       lastWordsMs,
@@ -360,14 +290,4 @@ export class Supervisor {
     // Idempotent: for the case that the deadline came first.
     void this.#pgbus.close()
   }
-}
-
-/** The compiled child, with the options of this process. Children must not compete for the inspector's port. */
-function forkChild(): ChildLike {
-  return fork(fileURLToPath(new URL('./child-entry.js', import.meta.url)), [], {
-    execArgv: process.execArgv.map(option => option.replace(/^(--inspect(?:-brk|-wait)?)(=.*)?$/, '$1=0')),
-    // Values of the configuration that JSON would change (an infinite number) arrive as they are.
-    serialization: 'advanced',
-    stdio: ['ignore', 'inherit', 'inherit', 'ipc'],
-  })
 }

@@ -57,14 +57,14 @@ const setup = (options: { pid?: number | undefined; bootTimeout?: number } = { p
   const events: string[] = []
   const handle = new ChildHandle({
     slot: 'worker:0.0',
-    entry,
     child,
-    boot: { t: 'boot', slot: 'worker:0.0', entry, config: {}, configFile: null },
+    boot: { t: 'boot', slot: 'worker:0.0', spec: { role: 'worker', entry }, config: {}, configFile: null },
     log: quiet,
     bootTimeout: options.bootTimeout,
     onReady: () => events.push('ready'),
-    onListen: (_handle, tables) => events.push(`listen ${tables.join(',')}`),
-    onExit: (_handle, exit) => exits.push(exit),
+    onListen: ({ tables }) => events.push(`listen ${tables.join(',')}`),
+    onRecycle: reason => events.push(`recycle ${reason}`),
+    onExit: exit => exits.push(exit),
   })
   return { child, handle, exits, events }
 }

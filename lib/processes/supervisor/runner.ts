@@ -1,0 +1,27 @@
+import type { Pgbus } from '../../pgbus.ts'
+import type { ChildToSupervisor } from '../messages.ts'
+
+/** What a runner needs of the child around it. */
+export interface RunnerContext {
+  readonly pgbus: Pgbus
+  /** Sends a message to the supervisor; `sent` is called when it has left this process, or never will. */
+  readonly tell: (message: ChildToSupervisor, sent?: () => void) => void
+  /** Notifications arrive, as far as is known. */
+  readonly delivering: boolean
+}
+
+/**
+ * The work of one child. The child owns the process: signals, the channel, the database, the end. The runner
+ * owns what runs in it.
+ */
+export interface Runner {
+  /** Resolves when the first look at the work went through: the child is ready. */
+  start(): Promise<void>
+  /** Ends it. Called again with `immediate` to end sooner. */
+  stop(options: { immediate: boolean }): Promise<void>
+  /** Something may have been inserted. */
+  wake(): void
+  setDelivering(delivering: boolean): void
+  /** A queue was created. */
+  refresh(): void
+}
