@@ -32,9 +32,17 @@ export {
 export type { AppContext } from './processes/web/app-module.ts'
 export type { BroadcastOptions } from './streams/broadcast.ts'
 export type { BroadcastPayload } from './streams/envelope.ts'
+export type { FilterPredicate, Filters } from './streams/filters.ts'
 export type { StreamName } from './streams/name.ts'
+export type { Renderer, Renderers } from './streams/renderers.ts'
 export type { SourceTagOptions } from './streams/source-tag.ts'
-export type { Stream, StreamMessage, StreamOptions } from './streams/stream.ts'
+export type {
+  BroadcastLaterOptions,
+  BroadcastRenderOptions,
+  Stream,
+  StreamMessage,
+  StreamOptions,
+} from './streams/stream.ts'
 export type { Streamer, StreamerStats } from './streams/streamer.ts'
 export type { Streams } from './streams/streams.ts'
 export type { TokenOptions } from './streams/token.ts'

@@ -12,7 +12,10 @@ import type { Job } from './jobs/define.ts'
 import { type EnqueueItem, type EnqueueOptions, type EnqueueResult, Enqueuer } from './jobs/enqueue.ts'
 import { Worker, type WorkerOptions } from './jobs/worker.ts'
 import { Queues } from './pgmq/queues.ts'
+import { broadcastJobName } from './streams/broadcast-job.ts'
+import type { Filters } from './streams/filters.ts'
 import type { StreamName } from './streams/name.ts'
+import type { Renderers } from './streams/renderers.ts'
 import type { Stream, StreamOptions } from './streams/stream.ts'
 import { Streams } from './streams/streams.ts'
 
@@ -109,9 +112,24 @@ export class Pgbus {
       connector: this.connector,
       log: this.log,
       report: this.report,
+      enqueue: (args, tx) =>
+        this.enqueue(broadcastJobName, args, {
+          tx,
+          queue: this.config.streams.broadcastQueue ?? this.config.defaultQueue,
+        }),
       worker: this.#internals.worker,
     })
     return this.#streams
+  }
+
+  /** Filters of broadcasts that are made with `visibleTo`. */
+  get filters(): Filters {
+    return this.streams.filters
+  }
+
+  /** Renderers of `stream.broadcastLater`. */
+  get renderers(): Renderers {
+    return this.streams.renderers
   }
 
   /** A stream by name. */

@@ -14,7 +14,7 @@ const rooms: Record<string, readonly string[]> = {
   'lib/db': ['lib/core', 'lib/config'],
   'lib/pgmq': ['lib/core', 'lib/config', 'lib/db'],
   'lib/jobs': ['lib/core', 'lib/config', 'lib/db', 'lib/pgmq'],
-  'lib/streams': ['lib/core', 'lib/config', 'lib/db', 'lib/pgmq'],
+  'lib/streams': ['lib/core', 'lib/config', 'lib/db', 'lib/pgmq', 'lib/jobs'],
   'lib/pgbus': ['lib/core', 'lib/config', 'lib/db', 'lib/pgmq', 'lib/jobs', 'lib/streams'],
   'lib/processes/supervisor': [
     'lib/core',

@@ -87,6 +87,7 @@ export interface ResolvedConfig {
     readonly writeDeadline: number
     readonly maxBufferedBytes: number
     readonly maxPayloadBytes: number
+    readonly broadcastQueue: string | null
   }
 
   readonly pgmq: { readonly schemaMode: 'auto' | 'extension' | 'embedded' }

@@ -420,6 +420,13 @@ const sections: [title: string, rows: Row[]][] = [
         true,
         'Unsent bytes after which a client is set aside and catches up later; 0: no limit.',
       ],
+      [
+        'streams.broadcastQueue',
+        text({ nullable: true, also: namePattern }),
+        null,
+        true,
+        'Queue of `broadcastLater`; null: `defaultQueue`. With a worker of its own, broadcasts do not wait behind long jobs.',
+      ],
       ['streams.maxPayloadBytes', positiveInteger, 1_048_576, true, 'Largest broadcast, as stored.'],
     ],
   ],

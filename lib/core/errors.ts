@@ -140,6 +140,11 @@ export class HubProtocolError extends PgbusError {
   override readonly code = 'PGBUS_ERR_HUB_PROTOCOL'
 }
 
+/** A broadcast was to be rendered by a name that nobody registered. */
+export class UnknownRendererError extends PgbusError {
+  override readonly code = 'PGBUS_ERR_UNKNOWN_RENDERER'
+}
+
 /** A life-cycle change that the current state does not allow. */
 export class InvalidTransitionError extends PgbusError {
   override readonly code = 'PGBUS_ERR_INVALID_TRANSITION'

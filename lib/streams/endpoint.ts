@@ -158,6 +158,12 @@ function isRefusal(value: unknown): value is Refused {
   return value instanceof Refused
 }
 
+/** What a page says about itself with `X-Pgbus-Connection`; null when that is no id of a connection. */
+export function connectionIdOf({ headers }: Pick<IncomingMessage, 'headers'>): string | null {
+  const id = headers['x-pgbus-connection']
+  return typeof id === 'string' && /^[0-9a-f]{16}$/.test(id) ? id : null
+}
+
 function cursorOf(request: IncomingMessage): number | Refusal {
   const query = new URLSearchParams(request.url?.split('?').slice(1).join('?') ?? '')
   const header = request.headers['last-event-id']

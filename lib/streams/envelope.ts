@@ -4,12 +4,15 @@ import { defaultEvent } from './frames.ts'
 /**
  * The stored form of a broadcast, also the payload of an ephemeral one. Its keys are shared with other pgbus
  * clients: `html` (the payload as text), `stream` (so that a frame can only reach the stream it was meant for),
- * `event` (unless `turbo-stream`), `n` (see {@link EnvelopeParts}).
+ * `event` (unless `turbo-stream`), `visible_to` (label of a filter), `exclude` (id of a connection that does not
+ * get it), `n` (see {@link EnvelopeParts}).
  */
 export interface Envelope {
   html: string
   stream?: unknown
   event?: unknown
+  visible_to?: unknown
+  exclude?: unknown
 }
 
 /** What can be broadcast: text as it is, anything else as its JSON. */
@@ -19,6 +22,8 @@ export interface EnvelopeParts {
   stream: string
   payload: BroadcastPayload
   event: string | undefined
+  visibleTo?: string | undefined
+  exclude?: string | null | undefined
   /** Makes the text unique: PostgreSQL merges equal notifications of one transaction. */
   nonce?: string | undefined
 }
@@ -42,12 +47,14 @@ const reservedEvents = new Set([
  * stored, PayloadTooLargeError above `maxBytes`.
  */
 export function encodeEnvelope(parts: EnvelopeParts, maxBytes: number): string {
-  const { stream, payload, event, nonce } = parts
+  const { stream, payload, event, visibleTo, exclude, nonce } = parts
   checkEvent(event)
   const name = event ?? (typeof payload === 'string' ? undefined : 'json')
   const text = JSON.stringify({
     html: textOf(payload, stream),
     stream,
+    ...(visibleTo === undefined ? {} : { visible_to: visibleTo }),
+    ...(exclude ? { exclude } : {}),
     ...(name === undefined || name === defaultEvent ? {} : { event: name }),
     ...(nonce === undefined ? {} : { n: nonce }),
   })

@@ -3,7 +3,8 @@ import type { Logger } from '../core/log.ts'
 import type { Report } from '../core/report.ts'
 import { sleep } from '../core/sleep.ts'
 import type { Connection } from './connection.ts'
-import { decodeEnvelope, isMeantFor } from './envelope.ts'
+import { decodeEnvelope, type Envelope, isMeantFor } from './envelope.ts'
+import type { Filters } from './filters.ts'
 import { defaultEvent, durableFrame, ephemeralFrame, type Gap } from './frames.ts'
 import type { ReadLimit } from './read-limit.ts'
 import type { StreamRow, StreamStore } from './store.ts'
@@ -126,7 +127,7 @@ export class Room {
       for (const row of rows) {
         await connection.drained()
         if (connection.isClosed) return
-        connection.replay(row.id, this.#encode(row))
+        connection.replay(row.id, this.#frameFor(connection, this.#encode(row)))
         this.#options.tally.replayed += 1
       }
       if (rows.length < this.#pageSize) break
@@ -232,19 +233,22 @@ export class Room {
 
   /** Writes one row to every member that has not got it. */
   async #deliver(row: StreamRow, members: Set<Connection>): Promise<void> {
-    const frame = this.#encode(row)
+    const broadcast = this.#encode(row)
     this.#broadcasts += 1
     for (const connection of members) {
       if (connection.isClosed) {
         members.delete(connection)
-      } else if (connection.scan < row.id && !connection.deliver(row.id, frame)) {
+      } else if (
+        connection.scan < row.id &&
+        !connection.deliver(row.id, this.#frameFor(connection, broadcast))
+      ) {
         members.delete(connection)
         void this.#resume(connection)
       }
       this.#written.frames += 1
       if (this.#written.frames >= framesPerTurn) await this.#takeTurn()
     }
-    this.#written.bytes += frame?.length ?? 0
+    this.#written.bytes += broadcast?.frame.length ?? 0
     if (this.#written.bytes >= bytesPerTurn) await this.#takeTurn()
   }
 
@@ -296,16 +300,29 @@ export class Room {
       return
     }
     if (!isMeantFor(this.stream, envelope)) return
-    const frame = ephemeralFrame(envelope.event, envelope.html)
+    const broadcast = { envelope, frame: ephemeralFrame(envelope.event, envelope.html) }
     this.#broadcasts += 1
-    for (const connection of this.#connections) connection.offer(frame)
+    for (const connection of this.#connections) {
+      const frame = this.#frameFor(connection, broadcast)
+      if (frame) connection.offer(frame)
+    }
   }
 
-  /** The frame of a stored row; null when it is not for this stream. What is no envelope goes out as it is. */
-  #encode(row: StreamRow): Uint8Array | null {
+  /** A stored row, encoded once; null when it is not for this stream. What is no envelope goes out as it is. */
+  #encode(row: StreamRow): Broadcast | null {
     const envelope = decodeEnvelope(row.message)
-    if (!envelope) return durableFrame(row.id, defaultEvent, row.message)
-    return isMeantFor(this.stream, envelope) ? durableFrame(row.id, envelope.event, envelope.html) : null
+    if (!envelope) return { envelope, frame: durableFrame(row.id, defaultEvent, row.message) }
+    if (!isMeantFor(this.stream, envelope)) return null
+    return { envelope, frame: durableFrame(row.id, envelope.event, envelope.html) }
+  }
+
+  /** What of a broadcast this connection gets: its own echo first, then the filter. */
+  #frameFor(connection: Connection, broadcast: Broadcast | null): Uint8Array | null {
+    if (!broadcast) return null
+    const { envelope, frame } = broadcast
+    if (!envelope) return frame
+    if (envelope.exclude === connection.id) return null
+    return this.#options.filters.allows(envelope.visible_to, connection) ? frame : null
   }
 
   #readAfter(id: number): Promise<StreamRow[]> {
@@ -321,6 +338,12 @@ export class Room {
   }
 }
 
+/** One broadcast, encoded. */
+interface Broadcast {
+  envelope: Envelope | undefined
+  frame: Uint8Array
+}
+
 export interface RoomStats {
   /** Frames handed out, each counted once. */
   broadcasts: number
@@ -333,6 +356,7 @@ export interface RoomOptions {
   channel: string
   store: Pick<StreamStore, 'readAfter' | 'bounds'>
   source: Pick<WakeSource, 'ensureListening' | 'release'>
+  filters: Filters
   /** Shared by everything that catches up in this process. */
   reads: ReadLimit
   /** Counters of the process. */

@@ -1,3 +1,5 @@
+import { escapeHtml } from '../core/html.ts'
+
 /** HTML of the browser's side of a stream. */
 
 export interface SourceTagOptions {
@@ -37,13 +39,4 @@ function tag(name: string, attributes: NonNullable<SourceTagOptions['attributes'
       text += ` ${attribute}="${escapeHtml(String(value))}"`
   }
   return `<${name}${text}></${name}>`
-}
-
-function escapeHtml(text: string): string {
-  return text
-    .replaceAll('&', '&amp;')
-    .replaceAll('"', '&quot;')
-    .replaceAll("'", '&#39;')
-    .replaceAll('<', '&lt;')
-    .replaceAll('>', '&gt;')
 }

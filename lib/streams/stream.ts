@@ -1,6 +1,10 @@
-import type { Broadcaster, BroadcastOptions } from './broadcast.ts'
+import type { JsonValue } from '../core/json.ts'
+import type { Queryable } from '../db/database.ts'
+import { type Broadcaster, type BroadcastOptions, checkOptions } from './broadcast.ts'
+import type { BroadcastJobArgs } from './broadcast-job.ts'
 import { type BroadcastPayload, decodeEnvelope } from './envelope.ts'
 import { defaultEvent } from './frames.ts'
+import { type TurboStreamOptions, turboStream, withoutRender } from './render.ts'
 import { type SourceTagOptions, sourceTag } from './source-tag.ts'
 import type { StreamStore } from './store.ts'
 import type { TokenOptions } from './token.ts'
@@ -8,6 +12,21 @@ import type { TokenOptions } from './token.ts'
 export interface StreamOptions {
   /** Mode of this handle's broadcasts, where the call does not say. Default: as the configuration says. */
   durable?: boolean | undefined
+}
+
+/** Options of {@link Stream.broadcastRender}. */
+export type BroadcastRenderOptions = BroadcastOptions & TurboStreamOptions
+
+/** Options of {@link Stream.broadcastLater}. */
+export interface BroadcastLaterOptions extends Omit<BroadcastOptions, 'coalesce' | 'target'> {
+  /** Name under which the renderer is registered in the job workers. */
+  renderer: string
+  /** What it is given. Default null. */
+  args?: JsonValue | undefined
+  /** Id of the element that is changed; without one the HTML is sent as it is. */
+  target?: string | undefined
+  /** What happens to that element. Default `replace`. */
+  action?: string | undefined
 }
 
 /** One stored broadcast. */
@@ -24,6 +43,7 @@ export interface StreamContext {
   store(): StreamStore
   broadcaster: Broadcaster
   sign(stream: string, options: TokenOptions | undefined): string
+  enqueue(args: BroadcastJobArgs, tx: Queryable | undefined): Promise<unknown>
   /** Path of the endpoint, without a slash at its end. */
   basePath(): string
 }
@@ -54,6 +74,46 @@ export class Stream {
    */
   broadcast(payload: BroadcastPayload, options: BroadcastOptions = {}): Promise<number | null> {
     return this.#context.broadcaster.broadcast(this.name, payload, options, this.#durable)
+  }
+
+  /**
+   * Sends a `<turbo-stream>` element that changes `target` (`action`, default `replace`) to what `render` gives.
+   * @throws TypeError; what `render` throws; as {@link Stream.broadcast}
+   */
+  async broadcastRender(options: BroadcastRenderOptions): Promise<number | null> {
+    const html = await turboStream(options)
+    return await this.broadcast(html, { ...withoutRender(options), target: options.target })
+  }
+
+  /**
+   * Has a job worker make the HTML and send it: the job `pgbus:broadcast` on the queue `streams.broadcastQueue`.
+   * Resolves when the job is enqueued; with `tx` it is part of the caller's transaction.
+   * @throws TypeError, SerializationError before any SQL.
+   */
+  async broadcastLater(options: BroadcastLaterOptions): Promise<void> {
+    const { renderer, args = null, target, action, tx, event, visibleTo, exclude, ...rest } = options
+    if (typeof renderer !== 'string' || renderer === '')
+      throw new TypeError(
+        `renderer should be the name of a renderer, instead got ${JSON.stringify(renderer)}`,
+      )
+    if (action !== undefined && target === undefined) throw new TypeError('action needs target')
+    if ('coalesce' in rest) throw new TypeError('broadcast has no option "coalesce" when a job sends it')
+    checkOptions({ ...rest, event, visibleTo, exclude, target, tx })
+    const durable = options.durable ?? this.#durable
+    await this.#context.enqueue(
+      {
+        stream: this.name,
+        renderer,
+        args,
+        ...(target === undefined ? {} : { target }),
+        ...(action === undefined ? {} : { action }),
+        ...(event === undefined ? {} : { event }),
+        ...(visibleTo === undefined ? {} : { visibleTo }),
+        ...(exclude ? { exclude } : {}),
+        ...(durable === undefined ? {} : { durable }),
+      },
+      tx,
+    )
   }
 
   /** Highest id of the stream; 0 when nothing was ever broadcast. Take it before the data of a page is read. */

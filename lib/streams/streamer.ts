@@ -3,6 +3,7 @@ import type { Logger } from '../core/log.ts'
 import type { Report } from '../core/report.ts'
 import { withDeadline } from '../core/sleep.ts'
 import { type CloseReason, Connection, type Sink } from './connection.ts'
+import type { Filters } from './filters.ts'
 import { ReadLimit } from './read-limit.ts'
 import { Room, type RoomStats } from './room.ts'
 import type { StreamStore } from './store.ts'
@@ -11,6 +12,7 @@ import type { WakeSource } from './wake-source.ts'
 export interface StreamerOptions {
   config: ResolvedConfig['streams']
   store: StreamStore
+  filters: Filters
   /** Closed by {@link Streamer.drain}. */
   source: WakeSource
   log: Logger
@@ -181,7 +183,7 @@ export class Streamer {
   }
 
   #roomOf(stream: string): Room {
-    const { store, source, report } = this.#options
+    const { store, source, filters, report } = this.#options
     const channel = store.channel(stream)
     const existing = this.#rooms.get(channel)
     if (existing) return existing
@@ -190,6 +192,7 @@ export class Streamer {
       channel,
       store,
       source,
+      filters,
       reads: this.#reads,
       tally: this.#tally,
       onEmpty: () => this.#rooms.delete(channel),

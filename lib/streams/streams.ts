@@ -3,10 +3,14 @@ import { ClosedError } from '../core/errors.ts'
 import type { Logger } from '../core/log.ts'
 import type { Report } from '../core/report.ts'
 import type { Connector } from '../db/connector.ts'
+import type { Queryable } from '../db/database.ts'
 import { Database } from '../db/database.ts'
 import { Broadcaster } from './broadcast.ts'
+import type { BroadcastJobArgs } from './broadcast-job.ts'
+import { Filters } from './filters.ts'
 import { createWakeSource } from './hub/choose.ts'
 import { type StreamName, streamName } from './name.ts'
+import { Renderers } from './renderers.ts'
 import { SharedStore } from './shared-store.ts'
 import type { StreamStore } from './store.ts'
 import { Stream, type StreamContext, type StreamOptions } from './stream.ts'
@@ -20,6 +24,8 @@ export interface StreamsOptions {
   /** The root logger of the instance. */
   log: Logger
   report: Report
+  /** Hands a broadcast to the job workers. */
+  enqueue(args: BroadcastJobArgs, tx: Queryable | undefined): Promise<unknown>
   /** Where wakes come from. Default: the hub of this host, else a LISTEN connection of this process. */
   createSource?: (() => Promise<WakeSource>) | undefined
   /** Which worker of a web host this process is; the hub's log names it. */
@@ -36,6 +42,10 @@ export class Streams {
   readonly #options: StreamsOptions
   readonly #log: Logger
   readonly #context: StreamContext
+  /** Who sees broadcasts made with `visibleTo`. */
+  readonly filters: Filters
+  /** What job workers make the HTML of `broadcastLater` with. */
+  readonly renderers = new Renderers()
   #db: Database | undefined
   #store: StreamStore | undefined
   #streamer: Promise<Streamer> | undefined
@@ -45,12 +55,14 @@ export class Streams {
   constructor(options: StreamsOptions) {
     this.#options = options
     this.#log = options.log.child({ component: 'streams' })
+    this.filters = new Filters(this.#log)
     const { streams } = options.config
     // Looked up at each use, so that a handle of a closed instance says so.
     const store = () => this.store
     this.#context = {
       store,
-      broadcaster: new Broadcaster({ store, config: streams, log: this.#log }),
+      broadcaster: new Broadcaster({ store, config: streams, log: this.#log, report: options.report }),
+      enqueue: options.enqueue,
       sign: (stream, own) => signName(stream, streams.secret, own),
       basePath: () => this.basePath,
     }
@@ -137,6 +149,8 @@ export class Streams {
 
   async #close(): Promise<void> {
     try {
+      // What waits for its window was promised to be sent.
+      await this.#context.broadcaster.flush()
       await this.drain()
     } finally {
       await this.#db?.close()
@@ -150,7 +164,15 @@ export class Streams {
       (() => createWakeSource({ config, connector, log, report, hubSocket: config.web.hubSocket, worker }))
     const store = this.store
     try {
-      return new Streamer({ config: config.streams, store, source: await make(), log: this.#log, report })
+      const { filters } = this
+      return new Streamer({
+        config: config.streams,
+        store,
+        filters,
+        source: await make(),
+        log: this.#log,
+        report,
+      })
     } catch (error) {
       this.#streamer = undefined
       throw error

@@ -8,7 +8,7 @@ import type {
 import fp from 'fastify-plugin'
 import { ConfigurationError } from '../../lib/core/errors.ts'
 import type { Pgbus } from '../../lib/pgbus.ts'
-import { type Authorize, StreamsEndpoint } from '../../lib/streams/endpoint.ts'
+import { type Authorize, connectionIdOf, StreamsEndpoint } from '../../lib/streams/endpoint.ts'
 import { type StreamName, streamName } from '../../lib/streams/name.ts'
 import type { SourceTagOptions } from '../../lib/streams/source-tag.ts'
 import type { Streams } from '../../lib/streams/streams.ts'
@@ -27,6 +27,8 @@ declare module 'fastify' {
     streams: Streams
   }
   interface FastifyRequest {
+    /** Id of the stream connection of the page that sent this request; null: it named none. For `exclude`. */
+    readonly pgbusConnectionId: string | null
     /**
      * Notes how far streams are, in the order given. Call it before the data of a page is read: whatever is
      * broadcast from then on reaches the page.
@@ -124,6 +126,11 @@ function decorate(fastify: FastifyInstance, streams: Streams): void {
     return page
   }
   fastify.decorate('streams', streams)
+  fastify.decorateRequest('pgbusConnectionId', {
+    getter(this: FastifyRequest) {
+      return connectionIdOf(this.raw)
+    },
+  })
   fastify.decorateRequest('streamMark', async function (...names) {
     const { marks } = pageOf(this)
     const keys = names.map(streamName)

@@ -5,6 +5,7 @@ import {
   type BroadcastOptions,
   isDurable,
 } from '../../lib/streams/broadcast.ts'
+import { waitFor } from '../support/wait-for.ts'
 import { MemoryStore, recordingLog } from './fakes.ts'
 
 type Modes = BroadcasterOptions['config']
@@ -21,10 +22,18 @@ function setup(changes: Partial<Modes> = {}) {
   const store = new MemoryStore()
   const { log, lines } = recordingLog()
   let now = 0
-  const broadcaster = new Broadcaster({ store: () => store, config: modes(changes), log, now: () => now })
+  const reports: string[] = []
+  const broadcaster = new Broadcaster({
+    store: () => store,
+    config: modes(changes),
+    log,
+    report: (error, context) => void reports.push(`${(error as Error).message} ${JSON.stringify(context)}`),
+    now: () => now,
+  })
   return {
     store,
     lines,
+    reports,
     broadcaster,
     pass: (ms: number) => {
       now += ms
@@ -71,8 +80,7 @@ t.test('given a broadcast', async t => {
   t.test('when its options cannot be right, then nothing is sent', async t => {
     const { broadcaster, store } = setup()
     const wrong: [object, RegExp][] = [
-      [{ evnt: 'x' }, /no option "evnt"; there are event, durable, tx/],
-      [{ visibleTo: 'admins' }, /no option "visibleTo"/],
+      [{ evnt: 'x' }, /no option "evnt"; there are event, durable, visibleTo/],
       [{ durable: 'yes' }, /durable should be true or false, instead got "yes"/],
       [{ tx: null }, /tx should be a database client/],
       [{ tx: {} }, /tx should be a database client/],
@@ -113,5 +121,80 @@ t.test('given a broadcast', async t => {
         code: 'PGBUS_ERR_PAYLOAD_TOO_LARGE',
       })
     t.strictSame([store.rows, store.notified], [[], []])
+  })
+})
+
+t.test('given broadcasts that replace each other', async t => {
+  const coalesce = { coalesce: 20, target: 'total' }
+
+  t.test('when several come within the window, then the latest is sent, once, as it was asked', async t => {
+    const { broadcaster, store } = setup()
+    for (const text of ['1', '2', '3']) {
+      t.equal(await broadcaster.broadcast('a', text, { ...coalesce, exclude: `c${text}` }, undefined), null)
+    }
+    await broadcaster.broadcast('a', 'of another target', { ...coalesce, target: 'other' }, undefined)
+    await broadcaster.broadcast('b', 'of another stream', coalesce, undefined)
+    t.strictSame(store.rows, [], 'nothing before the window ends')
+    await waitFor(() => store.rows.length === 3)
+    t.strictSame(
+      store.rows.map(({ message }) => JSON.parse(message)),
+      [
+        { html: '3', stream: 'a', exclude: 'c3' },
+        { html: 'of another target', stream: 'a' },
+        { html: 'of another stream', stream: 'b' },
+      ],
+    )
+    await broadcaster.broadcast('a', '4', coalesce, undefined)
+    await broadcaster.flush()
+    t.equal(store.rows.length, 4, 'the next window works, and closing does not wait for it')
+  })
+
+  t.test('when one cannot be sent, then it is reported, and the next one is sent', async t => {
+    const { broadcaster, store, reports } = setup()
+    const append = t.capture(store, 'append', async () => {
+      throw new Error('no database')
+    })
+    await broadcaster.broadcast('a', '1', coalesce, undefined)
+    await waitFor(() => reports.length === 1)
+    t.match(reports[0], 'no database {"action":"coalescer_flush","stream":"a","target":"total"}')
+    append.restore()
+    await broadcaster.broadcast('a', '2', coalesce, undefined)
+    await waitFor(() => store.rows.length === 1)
+  })
+
+  t.test('when it is an ephemeral one that is too long, then it is stored', async t => {
+    const { broadcaster, store, lines } = setup()
+    const options = { ...coalesce, durable: false }
+    await broadcaster.broadcast('a', 'short', options, undefined)
+    await broadcaster.flush()
+    await broadcaster.broadcast('a', 'x'.repeat(8_000), options, undefined)
+    await broadcaster.flush()
+    t.strictSame([store.notified.length, store.rows.length, lines.length], [1, 1, 1])
+  })
+
+  t.test('when the request cannot be meant, then it is refused before anything is sent', async t => {
+    const { broadcaster } = setup()
+    const cases = [
+      [{ coalesce: true }, 'coalesce needs target'],
+      [{ coalesce: 0, target: 'x' }, 'coalesce should be true or a number'],
+      [{ coalesce: Number.POSITIVE_INFINITY, target: 'x' }, 'coalesce should be true or a number'],
+      [{ coalesce: 'yes', target: 'x' }, 'coalesce should be true or a number'],
+      [
+        { coalesce: true, target: 'x', tx: { query: async () => ({ rows: [] }) } },
+        'coalesce cannot be used with tx',
+      ],
+      [{ target: '' }, 'target should be'],
+      [{ visibleTo: '' }, 'visibleTo should be'],
+      [{ exclude: 7 }, 'exclude should be'],
+    ] as const
+    for (const [options, message] of cases) {
+      await t.rejects(broadcaster.broadcast('a', 'x', options as never, undefined), {
+        name: 'TypeError',
+        message,
+      })
+    }
+    await t.rejects(broadcaster.broadcast('a', { big: 1n }, coalesce, undefined), {
+      code: 'PGBUS_ERR_SERIALIZATION',
+    })
   })
 })

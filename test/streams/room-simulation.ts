@@ -3,6 +3,7 @@
  * answers, LISTEN, clients that come, stall, read and go. One seed is one course of events.
  */
 import { Connection, type Sink } from '../../lib/streams/connection.ts'
+import { Filters } from '../../lib/streams/filters.ts'
 import { ReadLimit } from '../../lib/streams/read-limit.ts'
 import type { Room, RoomOptions } from '../../lib/streams/room.ts'
 import type { StreamRow } from '../../lib/streams/store.ts'
@@ -158,6 +159,7 @@ export async function simulate(seed: number, RoomUnderTest: RoomClass): Promise<
       channel,
       store,
       source,
+      filters: new Filters(silentLog),
       reads: new ReadLimit(2),
       tally: { gaps: 0, replayed: 0 },
       onEmpty: () => {

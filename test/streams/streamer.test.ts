@@ -3,6 +3,7 @@ import t from 'tap'
 import type { PgbusConfig } from '../../lib/config/options.ts'
 import { resolveConfig } from '../../lib/config/resolve.ts'
 import { deferred } from '../../lib/core/deferred.ts'
+import { Filters } from '../../lib/streams/filters.ts'
 import { Streamer } from '../../lib/streams/streamer.ts'
 import type { TestContext } from '../support/database.ts'
 import { waitFor } from '../support/wait-for.ts'
@@ -30,27 +31,29 @@ function setup(t: TestContext, streams: PgbusConfig['streams'] = {}) {
   const source = new FakeSource()
   const { log, lines } = recordingLog()
   const reports: string[] = []
+  const filters = new Filters(log)
   const streamer = new Streamer({
     config: config.streams,
     store,
+    filters,
     source,
     log,
     report: (error, { action }) => void reports.push(`${action}: ${(error as Error).message}`),
   })
   t.teardown(() => streamer.drain())
-  const connect = (stream = 'a', cursor = 0) => {
+  const connect = (stream = 'a', cursor = 0, context?: unknown) => {
     const client = new Client()
-    const connection = streamer.connect({ stream, cursor, sink: client })
+    const connection = streamer.connect({ stream, cursor, sink: client, context })
     return { client, connection }
   }
-  const broadcast = async (html: string, stream = 'a') => {
-    const id = await store.append(stream, JSON.stringify({ html, stream }))
+  const broadcast = async (html: string, stream = 'a', more: object = {}) => {
+    const id = await store.append(stream, JSON.stringify({ html, stream, ...more }))
     source.wake(store.channel(stream))
     return id
   }
   const isLive = ({ connection }: ReturnType<typeof connect>) =>
     waitFor(() => connection.state === 'live', { interval: 1 })
-  return { store, source, lines, reports, streamer, connect, broadcast, isLive }
+  return { store, source, filters, lines, reports, streamer, connect, broadcast, isLive }
 }
 
 t.test('given a live connection', async t => {
@@ -277,4 +280,83 @@ t.test('given a limit of unsent bytes that is smaller than any buffer', async t 
       one.client.text.match(/pgbus:replay-end/g)?.length,
     )
   })
+})
+
+t.test('given broadcasts that are not for everybody', async t => {
+  t.test('when they carry a label, then its filter decides by the context of each connection', async t => {
+    const { filters, connect, broadcast, isLive } = setup(t)
+    filters.register('admins', context => (context as { admin?: boolean } | undefined)?.admin === true)
+    const admin = connect('a', 0, { admin: true })
+    const guest = connect('a', 0, { admin: false })
+    const anybody = connect('a')
+    await Promise.all([admin, guest, anybody].map(isLive))
+    const secret = await broadcast('for admins', 'a', { visible_to: 'admins' })
+    const last = await broadcast('for all')
+    await waitFor(() => [admin, guest, anybody].every(({ client }) => client.ids.includes(last)))
+    t.strictSame(admin.client.ids, [secret, last])
+    t.strictSame(guest.client.ids, [last])
+    t.strictSame(anybody.client.ids, [last])
+    t.equal(guest.connection.scan, last)
+  })
+
+  t.test('when the label is unknown, the filter throws or answers later, then nobody gets it', async t => {
+    const { filters, lines, source, store, connect, broadcast, isLive } = setup(t)
+    filters.register('throws', () => {
+      throw new Error('out of order')
+    })
+    filters.register('later', (async () => true) as never)
+    const one = connect()
+    await isLive(one)
+    for (const label of ['nobody knows', 'throws', 'later', '__proto__', 7, true, {}]) {
+      await broadcast('x', 'a', { visible_to: label })
+      source.wake(store.channel('a'), JSON.stringify({ html: 'secret', stream: 'a', visible_to: label }))
+    }
+    const last = await broadcast('end')
+    await waitFor(() => one.client.ids.includes(last))
+    t.strictSame(one.client.ids, [last])
+    t.notMatch(one.client.text, 'secret')
+    t.equal(lines.filter(line => line === 'warn: unknown filter "nobody knows": not delivered').length, 1)
+    t.equal(lines.filter(line => line === 'error: filter "throws" threw: not delivered').length, 1)
+    t.ok(lines.includes('error: filter "later": filters must be synchronous, not delivered'))
+  })
+
+  t.test('when a page of history is hidden, then what comes after it still arrives', async t => {
+    const { filters, connect, broadcast, store } = setup(t)
+    filters.register('nobody', () => false)
+    for (let n = 0; n < 1_001; n += 1) await broadcast('hidden', 'a', { visible_to: 'nobody' })
+    const last = await broadcast('shown')
+    const { client } = connect()
+    await waitFor(() => client.text.includes('pgbus:replay-end'))
+    t.strictSame(client.ids, [last])
+    t.match(client.text, `{"toId":${last},"count":1}`)
+    const reads = store.reads
+    await broadcast('next')
+    await waitFor(() => client.ids.length === 2)
+    t.ok(store.reads <= reads + 2, 'hidden rows are not read again')
+  })
+
+  t.test(
+    'when a connection is excluded, then only it does not get them, whatever the filter says',
+    async t => {
+      const { filters, source, store, connect, broadcast, isLive } = setup(t)
+      const asked: string[] = []
+      filters.register('all', (_context, { stream, connectionId }) => {
+        asked.push(`${stream} ${connectionId}`)
+        return true
+      })
+      const one = connect()
+      const two = connect()
+      await Promise.all([one, two].map(isLive))
+      const exclude = one.connection.id
+      const hidden = await broadcast('x', 'a', { exclude, visible_to: 'all' })
+      source.wake(store.channel('a'), JSON.stringify({ html: 'typing', stream: 'a', exclude }))
+      const last = await broadcast('end')
+      await waitFor(() => [one, two].every(({ client }) => client.ids.includes(last)))
+      t.strictSame(one.client.ids, [last])
+      t.strictSame(two.client.ids, [hidden, last])
+      t.notMatch(one.client.text, 'typing')
+      t.match(two.client.text, 'typing')
+      t.strictSame(asked, [`a ${two.connection.id}`])
+    },
+  )
 })

@@ -129,7 +129,21 @@ t.test('given a token in other forms', async t => {
 })
 
 t.test('given an open stream', async t => {
-  const { follow, pgbus, db: own } = await startApp(t, { db })
+  const {
+    follow,
+    pgbus,
+    origin,
+    db: own,
+  } = await startApp(t, {
+    db,
+    prepare: app => {
+      app.post('/echo', async request => {
+        const exclude = request.pgbusConnectionId
+        await pgbus.stream('echo').broadcast(exclude ? 'mine' : 'for all', { exclude })
+        return exclude ?? 'none'
+      })
+    },
+  })
 
   t.test('when its head and first frames come, then they are as documented', async t => {
     const client = await follow('head')
@@ -157,6 +171,25 @@ t.test('given an open stream', async t => {
     t.ok(names.includes(`pgbus_streams_${process.pid}`), String(names))
     client.close()
     await waitFor(async () => (await pgbus.streams.streamer()).size === 0)
+  })
+
+  t.test('when a page names its connection, then it does not hear its own echo', async t => {
+    const one = await follow('echo')
+    const two = await follow('echo')
+    for (const client of [one, two]) await client.waitForEvent('pgbus:replay-end')
+    const connected = await one.waitForEvent('pgbus:connected')
+    const { connectionId } = JSON.parse(connected.data) as { connectionId: string }
+    const post = (id: string) =>
+      fetch(`${origin}/echo`, { method: 'POST', headers: { 'x-pgbus-connection': id } })
+    t.equal(await (await post(connectionId)).text(), connectionId)
+    t.equal(await (await post('no id')).text(), 'none')
+    await pgbus.stream('echo').broadcast('end')
+    await one.waitForFrame(frame => frame.data === 'end')
+    await two.waitForFrame(frame => frame.data === 'end')
+    t.strictSame(dataOf(one), ['for all', 'end'])
+    t.strictSame(dataOf(two), ['mine', 'for all', 'end'])
+    one.close()
+    two.close()
   })
 
   t.test('when an ephemeral comes, then it has no id and does not move the cursor', async t => {
