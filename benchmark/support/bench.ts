@@ -30,7 +30,12 @@ export async function perSecond(
 }
 
 /** The value below which half of the samples lie. */
-export function median(samples: number[]): number {
+export function median(samples: readonly number[]): number {
+  return quantile(samples, 0.5)
+}
+
+/** The value below which `share` (0 to 1) of the samples lie. */
+export function quantile(samples: readonly number[], share: number): number {
   const sorted = samples.toSorted((a, b) => a - b)
-  return sorted[Math.floor(sorted.length / 2)] ?? Number.NaN
+  return sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * share))] ?? Number.NaN
 }
