@@ -30,7 +30,7 @@ t.test('given the functions that were installed', async t => {
          FROM pg_proc WHERE pronamespace = 'pgmq'::regnamespace`,
     )
     t.strictSame(installed.map(row => row.line).sort(), listed.sort())
-    t.equal(listed.length, 41)
+    t.equal(listed.length, 78)
   })
 
   t.test('when any is looked at, then its search path is fixed', async t => {
@@ -41,7 +41,7 @@ t.test('given the functions that were installed', async t => {
       [],
     )
     const own = await test.query<{ proname: string }>(
-      `SELECT proname FROM pg_proc WHERE proname LIKE 'pgbus\\_%' AND NOT coalesce(proconfig::text LIKE '%search_path=%public%, pg_temp%', false)`,
+      `SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace AND proname LIKE 'pgbus\\_%' AND NOT coalesce(proconfig::text LIKE '%search_path=%public%, pg_temp%', false)`,
     )
     t.strictSame(
       own.map(row => row.proname),
