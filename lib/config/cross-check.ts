@@ -28,6 +28,8 @@ export function crossCheck(
         issues.push({ path, rule: 'conflicts with databaseUrl', received: showValue(path, value) })
     }
   }
+  if (config.health.port !== null && config.health.port === config.web.port)
+    issues.push({ path: 'health.port', rule: 'is also web.port', received: String(config.health.port) })
   checkQueueNames(config, issues)
 
   const { retry, priority, drainTimeout, shutdownTimeout, pool, workers, streams, log } = config

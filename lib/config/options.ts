@@ -102,6 +102,8 @@ export interface ResolvedConfig {
     readonly hubSocket: string | null
   }
 
+  readonly health: { readonly port: number | null; readonly bind: string }
+
   readonly log: {
     readonly logger: Logger | null
     readonly format: 'auto' | 'text' | 'json'

@@ -481,6 +481,19 @@ const sections: [title: string, rows: Row[]][] = [
     ],
   ],
   [
+    'Health',
+    [
+      [
+        'health.port',
+        portOrNull,
+        null,
+        true,
+        'Port of `/livez` and `/readyz` of `pgbus start`; null: none. `pgbus-health` reads the same variable.',
+      ],
+      ['health.bind', text(), '127.0.0.1', true, 'Address that the health port listens on.'],
+    ],
+  ],
+  [
     'Log and errors',
     [
       [

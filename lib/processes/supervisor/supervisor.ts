@@ -9,6 +9,7 @@ import { withDeadline } from '../../core/sleep.ts'
 import { Listener } from '../../db/listener.ts'
 import { Heartbeat } from '../../jobs/heartbeat.ts'
 import { Pgbus } from '../../pgbus.ts'
+import { HealthServer } from '../health-server.ts'
 import type { ChildSpec, HostReadyMessage } from '../messages.ts'
 import { listenForStop } from '../signals.ts'
 import { bannerLines, schemaLine } from './banner.ts'
@@ -78,6 +79,7 @@ export class Supervisor {
   readonly #salvage: Salvage
   #forgetSignals: () => void = () => undefined
   #hub: NotifyHub | undefined
+  #health: HealthServer | undefined
   #forked = false
   #childDied = false
   #everReady = false
@@ -184,6 +186,9 @@ export class Supervisor {
     for (const { path, rule } of warnings) log.warn({ key: path }, `configuration: ${path} ${rule}`)
     for (const line of bannerLines(config, connector)) log.info(line)
 
+    // Before the database is looked for: an orchestrator must see a host that waits as alive and not ready.
+    await this.#openHealth()
+    if (signal.aborted) return
     await waitForDatabase({ loaded: this.#loaded, connector, log, signal })
     if (signal.aborted) return
     const status = await orAborted(prepareSchema({ loaded: this.#loaded, schema, db, log }), signal)
@@ -199,6 +204,17 @@ export class Supervisor {
     this.#openHub()
     for (const slot of this.#slots) slot.fill()
     this.#forked = true
+  }
+
+  async #openHealth(): Promise<void> {
+    const { port, bind } = this.#loaded.config.health
+    if (port === null) return
+    const health = new HealthServer({ port, host: bind, readiness: () => this })
+    const { address, port: actual } = await health.open()
+    // Told to stop meanwhile: whoever closed everything did not know of this one.
+    if (this.#finishing) return health.close()
+    this.#health = health
+    this.#log.info(`health: /livez and /readyz on ${address}:${actual}`)
   }
 
   #openHub(): void {
@@ -289,5 +305,7 @@ export class Supervisor {
     )
     // Idempotent: for the case that the deadline came first.
     void this.#pgbus.close()
+    // Last: until then the host is seen to drain.
+    await this.#health?.close()
   }
 }
