@@ -13,13 +13,13 @@ export interface JobHost extends SpawnedProcess {
   /** Children in the order in which they became ready. */
   ready(): { slot: string; pid: number }[]
   /** Waits until `n` children have become ready, counted from the start. */
-  booted(n: number): Promise<{ slot: string; pid: number }[]>
+  booted(n: number, timeout?: number): Promise<{ slot: string; pid: number }[]>
   /** Everything that this host started and that still runs, itself included. */
   survivors(): number[]
 }
 
 export interface JobHostOptions extends SpawnOptions {
-  /** Name of a module in test/fixtures/jobs. */
+  /** Name of a module in test/fixtures/jobs, or the path of another, from the root of the project. */
   jobs?: string
   workers?: string
 }
@@ -42,7 +42,7 @@ export function spawnJobs(
     env: {
       PGBUS_DATABASE_URL: db.url,
       PGBUS_WORKERS: workers,
-      PGBUS_IMPORTS: compiled(`test/fixtures/jobs/${jobs}.ts`),
+      PGBUS_IMPORTS: compiled(jobs.includes('/') ? jobs : `test/fixtures/jobs/${jobs}.ts`),
       ...env,
       TEST_MARK: mark,
     },
@@ -66,8 +66,8 @@ export function spawnJobs(
   return Object.assign(host, {
     lines,
     ready,
-    booted: async (n: number) => {
-      const enough = waitFor(() => ready().length >= n, { timeout: 30_000, message: `${n} children` })
+    booted: async (n: number, timeout = 30_000) => {
+      const enough = waitFor(() => ready().length >= n, { timeout, message: `${n} children` })
       const ended = host.exited.then(() => {
         throw new Error('the host ended')
       })

@@ -46,17 +46,25 @@ export async function createEmptyDatabase(t: TestContext): Promise<TestDatabase>
 }
 
 /** A server of one test, for those that stop and start it; migrated, with full durability. */
-export async function startServer(t: TestContext): Promise<{
+export async function startServer(
+  t: TestContext,
+  settings: Record<string, string> = {},
+): Promise<{
   url: string
   stop(): Promise<void>
   start(): Promise<void>
   query<R = Record<string, unknown>>(text: string, values?: unknown[]): Promise<R[]>
 }> {
   const dataDir = mkdtempSync(join(tmpdir(), 'pgbus-test-pg-'))
-  let running: EmbeddedServer | undefined = await startEmbedded({ dataDir, port: 0, persistent: true })
+  let running: EmbeddedServer | undefined = await startEmbedded({
+    dataDir,
+    port: 0,
+    persistent: true,
+    settings,
+  })
   const { url, port } = running
   const start = async () => {
-    running ??= await startEmbedded({ dataDir, port, persistent: true })
+    running ??= await startEmbedded({ dataDir, port, persistent: true, settings })
   }
   const stop = async () => {
     await running?.stop()
