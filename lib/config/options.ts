@@ -29,6 +29,13 @@ export interface ResolvedTarget {
   readonly port: number | null
 }
 
+/** Pages of which other origins may follow streams. */
+export interface Cors {
+  origin: string | RegExp | readonly (string | RegExp)[] | ((origin: string) => boolean)
+  /** Whether they may send cookies. Default false. */
+  credentials?: boolean | undefined
+}
+
 export type Password = string | (() => string | Promise<string>)
 
 /** The configuration of one instance, complete: every key present, every duration in milliseconds, frozen. */
@@ -88,6 +95,8 @@ export interface ResolvedConfig {
     readonly maxBufferedBytes: number
     readonly maxPayloadBytes: number
     readonly broadcastQueue: string | null
+    readonly cors: false | Cors
+    readonly testMode: boolean
   }
 
   readonly pgmq: { readonly schemaMode: 'auto' | 'extension' | 'embedded' }
@@ -134,7 +143,7 @@ type DurationKey =
   | 'bootTimeout'
 
 /** Keys that hold an object of somebody else: taken as a whole. */
-type OpaqueKey = 'ssl' | 'variables' | 'password' | 'logger'
+type OpaqueKey = 'ssl' | 'variables' | 'password' | 'logger' | 'cors'
 
 type Input<T> = {
   [K in keyof T]?: K extends DurationKey

@@ -70,6 +70,26 @@ const webWorkers = custom('integer ≥ 0 or `auto`', 'text', (value): Checked =>
     ? { value: count }
     : { rule: 'must be an integer of zero or more or "auto"' }
 })
+function checkCors(value: unknown): string | undefined {
+  if (value === false) return undefined
+  if (typeof value !== 'object' || value === null) return 'must be false or { origin, credentials? }'
+  const { origin, credentials, ...rest } = value as Record<string, unknown>
+  const [unknown] = Object.keys(rest)
+  if (unknown !== undefined) return `has no key "${unknown}"; there are origin and credentials`
+  if (credentials !== undefined && typeof credentials !== 'boolean')
+    return 'credentials must be true or false'
+  const parts = Array.isArray(origin) ? origin : [origin]
+  const good = (part: unknown) => (typeof part === 'string' && part !== '') || part instanceof RegExp
+  if (typeof origin !== 'function' && (parts.length === 0 || !parts.every(good)))
+    return 'origin must be a string, a regular expression, a list of these, or a function'
+  if (credentials === true && parts.includes('*')) return 'must name its origins when credentials are allowed'
+  return undefined
+}
+
+const cors = custom('false or { origin, credentials? }', 'json', value => {
+  const rule = checkCors(value)
+  return rule === undefined ? { value } : { rule }
+})
 const logger = custom('pino-like logger or null', 'text', value => {
   if (value === null) return { value }
   const candidate = value as Record<string, unknown>
@@ -426,6 +446,20 @@ const sections: [title: string, rows: Row[]][] = [
         null,
         true,
         'Queue of `broadcastLater`; null: `defaultQueue`. With a worker of its own, broadcasts do not wait behind long jobs.',
+      ],
+      [
+        'streams.cors',
+        cors,
+        false,
+        true,
+        'Pages of which other origins may follow streams: a string, a regular expression, a list, or a function of the origin.',
+      ],
+      [
+        'streams.testMode',
+        boolean,
+        false,
+        true,
+        'Signature and authorisation are checked, then the stream ends: no connection, no LISTEN, no database.',
       ],
       ['streams.maxPayloadBytes', positiveInteger, 1_048_576, true, 'Largest broadcast, as stored.'],
     ],

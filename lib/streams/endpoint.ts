@@ -1,6 +1,7 @@
 import type { IncomingMessage, OutgoingHttpHeaders, ServerResponse } from 'node:http'
 import { InvalidCursorError, InvalidSignedNameError } from '../core/errors.ts'
 import type { Report } from '../core/report.ts'
+import { corsHeaders, preflight } from './cors.ts'
 import { readCursor } from './cursor.ts'
 import type { DrainResult, Streamer } from './streamer.ts'
 import type { Streams } from './streams.ts'
@@ -49,13 +50,15 @@ interface Refusal {
 }
 
 interface Admission {
-  streamer: Streamer
+  /** Null: test mode. */
+  streamer: Streamer | null
   stream: string
   cursor: number
   context: unknown
 }
 
 const keepAliveMs = 30_000
+const testModeBody = ': pgbus test mode — connection accepted, no polling\n\n'
 
 /** `GET <prefix>/<token>`: the HTTP contract of a stream, on Node's own requests and responses. */
 export class StreamsEndpoint<R> {
@@ -72,20 +75,25 @@ export class StreamsEndpoint<R> {
     try {
       const answer = await this.#admit(exchange)
       if (isGone(response)) return
-      const refusal = 'why' in answer ? answer : this.#noRoom(answer.streamer)
+      const refusal = 'why' in answer ? answer : answer.streamer && this.#noRoom(answer.streamer)
       // In the tick of the check: requests that waited for one streamer go on one right after the other.
-      if (refusal) refuse(response, refusal)
-      else connect(exchange, answer as Admission)
+      if (refusal) refuse(response, refusal, this.#corsHeaders(exchange.request))
+      else connect(exchange, answer as Admission, this.#corsHeaders(exchange.request))
     } catch (error) {
       this.#options.report(error, { action: 'stream_connect' })
       if (response.headersSent) response.destroy()
-      else refuse(response, { why: 'internal' })
+      else refuse(response, { why: 'internal' }, this.#corsHeaders(exchange.request))
     }
   }
 
-  /** The answer to any other method than GET. */
-  refuseMethod(response: ServerResponse): void {
-    refuse(response, { why: 'method' })
+  /** The answer to any other method than GET: the browser's question for leave, or a refusal. */
+  refuseMethod(request: IncomingMessage, response: ServerResponse): void {
+    const { cors } = this.#options.streams
+    if (request.method === 'OPTIONS' && cors) {
+      response.writeHead(204, preflight(this.#corsHeaders(request))).end()
+    } else {
+      refuse(response, { why: 'method' }, this.#corsHeaders(request))
+    }
   }
 
   /** Refuses from now on, and ends what is open. */
@@ -107,12 +115,23 @@ export class StreamsEndpoint<R> {
     const cursor = cursorOf(request)
     if (typeof cursor !== 'number') return cursor
     if (this.#isDraining) return { why: 'draining' }
-    return { streamer: await streams.streamer(), stream: name.stream, cursor, context }
+    const streamer = streams.testMode ? null : await streams.streamer()
+    return { streamer, stream: name.stream, cursor, context }
   }
 
   #noRoom(streamer: Streamer): Refusal | undefined {
     if (this.#isDraining || streamer.isDraining) return { why: 'draining' }
     return streamer.size >= this.#options.streams.maxConnections ? { why: 'capacity' } : undefined
+  }
+
+  #corsHeaders({ headers }: IncomingMessage): Record<string, string> {
+    try {
+      return corsHeaders(this.#options.streams.cors, headers.origin)
+    } catch (error) {
+      // The user's own function: no leave, and the request goes on.
+      this.#options.report(error, { action: 'stream_cors' })
+      return {}
+    }
   }
 
   get #isDraining(): boolean {
@@ -178,17 +197,26 @@ function cursorOf(request: IncomingMessage): number | Refusal {
   }
 }
 
-function connect<R>(exchange: Exchange<R>, { streamer, stream, cursor, context }: Admission): void {
+function connect<R>(
+  exchange: Exchange<R>,
+  { streamer, stream, cursor, context }: Admission,
+  more: Record<string, string>,
+): void {
   const { request, response, writeHead } = exchange
   const isHttp2 = request.httpVersionMajor >= 2
   const headers: Record<string, string> = {
     'content-type': 'text/event-stream',
     'cache-control': 'no-cache, no-transform',
     'x-accel-buffering': 'no',
+    ...more,
   }
   if (request.httpVersion === '1.1') headers.connection = 'keep-alive'
   if (writeHead) writeHead(headers)
   else response.writeHead(200, headers)
+  if (!streamer) {
+    response.end(testModeBody)
+    return
+  }
   if (isHttp2) {
     streamer.connect({ stream, cursor, context, sink: response })
     return
@@ -210,7 +238,11 @@ function bytesInKernelQueue(response: ServerResponse): number {
   return typeof handle?.writeQueueSize === 'number' ? handle.writeQueueSize : response.writableLength
 }
 
-function refuse(response: ServerResponse, { why, status, detail }: Refusal): void {
+function refuse(
+  response: ServerResponse,
+  { why, status, detail }: Refusal,
+  more: Record<string, string>,
+): void {
   const refusal: { status: number; body: string; headers?: OutgoingHttpHeaders } = refusals[why]
   const body = `pgbus: ${refusal.body}${detail === undefined ? '' : `: ${detail}`}`
   response.writeHead(status ?? refusal.status, {
@@ -218,6 +250,7 @@ function refuse(response: ServerResponse, { why, status, detail }: Refusal): voi
     'content-length': Buffer.byteLength(body),
     'cache-control': 'no-store',
     ...refusal.headers,
+    ...more,
   })
   response.end(body)
 }

@@ -1,4 +1,4 @@
-import type { ResolvedConfig } from '../config/options.ts'
+import type { Cors, ResolvedConfig } from '../config/options.ts'
 import { ClosedError } from '../core/errors.ts'
 import type { Logger } from '../core/log.ts'
 import type { Report } from '../core/report.ts'
@@ -84,6 +84,16 @@ export class Streams {
   /** Connections that may be open at once. */
   get maxConnections(): number {
     return this.#options.config.streams.maxConnections
+  }
+
+  /** Pages of which other origins may follow streams. */
+  get cors(): false | Cors {
+    return this.#options.config.streams.cors
+  }
+
+  /** Requests are checked, and nothing is opened for them. */
+  get testMode(): boolean {
+    return this.#options.config.streams.testMode
   }
 
   get isClosed(): boolean {

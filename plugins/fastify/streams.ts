@@ -12,7 +12,7 @@ import { type Authorize, connectionIdOf, StreamsEndpoint } from '../../lib/strea
 import { type StreamName, streamName } from '../../lib/streams/name.ts'
 import type { SourceTagOptions } from '../../lib/streams/source-tag.ts'
 import type { Streams } from '../../lib/streams/streams.ts'
-import { serveClientFiles } from './client-files.ts'
+import { readClientFiles } from '../client-files.ts'
 
 export interface PgbusStreamsOptions {
   pgbus: Pgbus
@@ -88,16 +88,21 @@ async function plugin(fastify: FastifyInstance, options: PgbusStreamsOptions): P
     })
   }
   // Before a body is looked at.
-  const refuse = (_request: FastifyRequest, reply: FastifyReply): void => {
+  const refuse = (request: FastifyRequest, reply: FastifyReply): void => {
     takeOver(reply)
-    endpoint.refuseMethod(reply.raw)
+    endpoint.refuseMethod(request.raw, reply.raw)
   }
   const otherMethods = fastify.supportedMethods.filter(method => method !== 'GET') as HTTPMethods[]
   for (const url of [prefix, `${prefix}/*`]) {
     fastify.get(url, { ...route, exposeHeadRoute: false, sse: { kind: 'manual', heartbeat: false } }, follow)
     fastify.route({ ...route, method: otherMethods, url, onRequest: refuse, handler: () => undefined })
   }
-  serveClientFiles(fastify, `${prefix}/client`)
+  for (const [name, file] of readClientFiles()) {
+    fastify.get(`${prefix}/client/${name}`, (request, reply) => {
+      reply.headers(file.headers)
+      return file.isKnown(request) ? reply.code(304).send() : reply.send(file.body)
+    })
+  }
 
   // Closing the server waits for open responses, and `onClose` comes after that.
   fastify.addHook('preClose', async () => void (await endpoint.drain()))

@@ -372,6 +372,24 @@ t.test('given an authorize function', async t => {
   })
 })
 
+t.test('given an application that compresses its answers', async t => {
+  const compress = (await import('@fastify/compress')).default
+  const { follow, pgbus } = await startApp(t, {
+    db,
+    prepare: async app => void (await app.register(compress, { global: true, threshold: 0 })),
+  })
+
+  t.test('when a stream is followed, then its bytes come as they are, and at once', async t => {
+    const client = await follow('compressed', { headers: { 'accept-encoding': 'gzip, br' } })
+    await client.waitForEvent('pgbus:replay-end')
+    await pgbus.stream('compressed').broadcast('x')
+    await client.waitForFrame(frame => frame.data === 'x')
+    t.notHas(client.headers, 'content-encoding')
+    t.match(client.headers['cache-control'], 'no-transform')
+    client.close()
+  })
+})
+
 t.test('given a limit of connections', async t => {
   const { follow, pgbus } = await startApp(t, { db, streams: { maxConnections: 2 } })
 

@@ -1,0 +1,6 @@
+export { type Authorize, connectionIdOf } from '../../lib/streams/endpoint.ts'
+export {
+  type PgbusStreamsExpress,
+  type PgbusStreamsExpressOptions,
+  pgbusStreamsExpress,
+} from './streams.ts'

@@ -1,0 +1,3 @@
+export { type Authorize, connectionIdOf } from '../../lib/streams/endpoint.ts'
+export type { NodeRequest, NodeResponse } from './door.ts'
+export { createStreamsHandler, type StreamsHandler, type StreamsHandlerOptions } from './streams.ts'
