@@ -19,6 +19,9 @@ const maxItems = 1_000
 /**
  * Merges what is asked for while a statement runs into the next one. At most one is in flight; there is no timer,
  * so an item that comes alone goes alone, at once. Each promise settles with *its* statement.
+ *
+ * A statement leaves at the end of a turn of the event loop. Whoever the statement before has set free and asks
+ * again at once is then part of it; without that turn ten callers would fall apart into one and nine, for ever.
  */
 export class GroupCommit<T, R> {
   readonly #run: (items: readonly T[]) => Promise<R[]>
@@ -36,14 +39,14 @@ export class GroupCommit<T, R> {
     this.#waiting.push({ item, done })
     if (!this.#running) {
       this.#running = true
-      // What is added in the same tick shares the first statement.
-      queueMicrotask(() => void this.#drain())
+      void this.#drain()
     }
     return done.promise
   }
 
   async #drain(): Promise<void> {
     while (this.#waiting.length > 0) {
+      await endOfTurn()
       const size = this.#take(this.#waiting.slice(0, maxItems).map(entry => entry.item))
       await this.#commit(this.#waiting.splice(0, Math.max(1, size)))
     }
@@ -65,6 +68,10 @@ export class GroupCommit<T, R> {
       await this.#commit(entries.slice(middle))
     }
   }
+}
+
+function endOfTurn(): Promise<void> {
+  return new Promise(resolve => setImmediate(resolve))
 }
 
 /** The server refused the data of an item, so it stored nothing of the statement. */

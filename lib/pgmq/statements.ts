@@ -92,17 +92,28 @@ export function sendChunks<T extends Pick<SendItem, 'message' | 'headers'>>(item
   return chunks
 }
 
-/** Stores messages; rows `{ msg_id }` in the order of `items`. */
+/**
+ * Stores messages; rows `{ msg_id }` in the order of `items`. The messages travel as one JSON array: parsing that
+ * costs both sides less than an array of texts.
+ */
 export function sendMany(physical: string, items: readonly SendItem[]): Statement {
+  const delayed = items.some(i => i.delayMs > 0)
+  const headed = items.some(i => i.headers !== null)
   return {
     name: statementName('send', physical),
     // One timestamp for the batch: equally due rows are then claimed in id order.
     text: `INSERT INTO ${queueTable(physical)} (vt, message, headers)
-SELECT (SELECT clock_timestamp()) + i.delay_ms * interval '1 millisecond', i.message::jsonb, i.headers::jsonb
-  FROM unnest($1::text[], $2::text[], $3::float8[]) WITH ORDINALITY AS i (message, headers, delay_ms, position)
+SELECT sent.at + coalesce(($3::float8[])[i.position], 0) * interval '1 millisecond', i.message,
+       nullif($2::jsonb -> (i.position - 1)::int, 'null')
+  FROM (SELECT clock_timestamp() AS at OFFSET 0) AS sent,
+       jsonb_array_elements($1::jsonb) WITH ORDINALITY AS i (message, position)
  ORDER BY i.position
 RETURNING msg_id`,
-    values: [items.map(i => i.message), items.map(i => i.headers), items.map(i => i.delayMs)],
+    values: [
+      `[${items.map(i => i.message).join()}]`,
+      headed ? `[${items.map(i => i.headers ?? 'null').join()}]` : null,
+      delayed ? items.map(i => i.delayMs) : null,
+    ],
   }
 }
 

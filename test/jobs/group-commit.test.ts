@@ -14,7 +14,11 @@ function setup(take?: (items: readonly string[]) => number) {
     },
     take,
   })
-  return { group, statements, tick: () => new Promise(resolve => setImmediate(resolve)) }
+  // The end of the turn in which one statement ended is the start of the next.
+  const tick = async () => {
+    for (let turn = 0; turn < 2; turn += 1) await new Promise(resolve => setImmediate(resolve))
+  }
+  return { group, statements, tick }
 }
 
 const withCode = (code: string) => Object.assign(new Error(code), { code })
@@ -38,6 +42,31 @@ t.test('given a statement in flight', async t => {
     statements[1]?.end()
     t.same(await rest, ['b!', 'c!', 'd!'])
   })
+
+  t.test(
+    'when those whom it sets free ask again after steps of their own, then none is left behind',
+    async t => {
+      const { group, statements, tick } = setup()
+      const caller = async (steps: number) => {
+        await group.add(`${steps}`)
+        for (let step = 0; step < steps; step += 1) await undefined
+        await group.add(`${steps} again`)
+      }
+      const callers = Promise.all([0, 5, 50].map(caller))
+      await tick()
+      statements[0]?.end()
+      await tick()
+      t.same(
+        statements.map(s => s.items),
+        [
+          ['0', '5', '50'],
+          ['0 again', '5 again', '50 again'],
+        ],
+      )
+      statements[1]?.end()
+      await callers
+    },
+  )
 
   t.test('when it fails with its connection, then all of it fails and the next goes on', async t => {
     const { group, statements, tick } = setup()
