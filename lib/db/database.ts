@@ -67,6 +67,8 @@ export class Database {
   readonly #pool: pg.Pool
   readonly #options: DatabaseOptions
   readonly #idleSince = new WeakMap<pg.PoolClient, number>()
+  /** A pooler gives each transaction another session: what was prepared is not there, or was by somebody else. */
+  #unnamed = false
   #closed: Promise<void> | undefined
 
   constructor(options: DatabaseOptions) {
@@ -121,6 +123,11 @@ export class Database {
           return this.#send<R>(client, query)
         })
       } catch (error) {
+        if (query.name !== undefined && namesAnotherSession(error)) {
+          // Refused before anything ran. The next try is the first that counts.
+          this.#useUnnamed(error)
+          return this.query<R>({ ...query, name: undefined })
+        }
         const delay = retryDelaysMs[attempt]
         const safe =
           provesNothingRan(error) ||
@@ -240,11 +247,21 @@ export class Database {
     }
   }
 
+  /** For good: the pooler will not change under a running process. */
+  #useUnnamed(error: unknown): void {
+    if (this.#unnamed) return
+    this.#unnamed = true
+    this.#options.log.warn(
+      { err: error },
+      'a pooler in transaction mode does not keep prepared statements; this pool goes on without them. PgBouncer 1.21 and newer keeps them when max_prepared_statements is set',
+    )
+  }
+
   async #send<R>(client: pg.PoolClient, query: Statement): Promise<Result<R>> {
     const { readTimeout } = this.#options
     const config: pg.QueryConfig = { text: query.text }
     if (query.values !== undefined) config.values = query.values
-    if (query.name !== undefined) config.name = query.name
+    if (query.name !== undefined && !this.#unnamed) config.name = query.name
     let timer: NodeJS.Timeout | undefined
     let timedOut = false
     if (readTimeout !== null) {
@@ -324,6 +341,12 @@ function provesNothingRan(error: unknown): boolean {
       error.message,
     )
   )
+}
+
+/** Preparing or binding a named statement met a session that is not the one of last time. */
+function namesAnotherSession(error: unknown): boolean {
+  const code = sqlState(error)
+  return code === '26000' || code === '42P05'
 }
 
 /** The database cannot be reached *yet*: worth waiting for. A wrong password or database name is not. */

@@ -8,6 +8,7 @@ import type { Page } from 'playwright-core'
 import t from 'tap'
 import { launchBrowser } from '../support/browser.ts'
 import type { TestContext } from '../support/database.ts'
+import { freePort } from '../support/free-port.ts'
 import { compiled, isAlive, spawnNode } from '../support/spawn.ts'
 import { openSse } from '../support/sse-client.ts'
 import { waitFor } from '../support/wait-for.ts'
@@ -29,15 +30,6 @@ function emptyFolder(t: TestContext): string {
   chmodSync(folder, 0o755)
   t.teardown(() => rmSync(folder, { recursive: true, force: true }))
   return folder
-}
-
-function freePort(): Promise<number> {
-  return new Promise(resolve => {
-    const server = createServer().listen(0, '127.0.0.1', () => {
-      const { port } = server.address() as AddressInfo
-      server.close(() => resolve(port))
-    })
-  })
 }
 
 /** Every process below `pid`. */

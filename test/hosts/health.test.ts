@@ -1,17 +1,10 @@
 import { type AddressInfo, createServer } from 'node:net'
 import t from 'tap'
 import { createDatabase, type TestContext } from '../support/database.ts'
+import { freePort } from '../support/free-port.ts'
 import { compiled, spawnNode } from '../support/spawn.ts'
 import { waitFor } from '../support/wait-for.ts'
 import { spawnJobs } from './job-host.ts'
-
-const freePort = async () => {
-  const server = createServer()
-  await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
-  const { port } = server.address() as AddressInfo
-  await new Promise(resolve => server.close(resolve))
-  return String(port)
-}
 
 const readyz = async (port: string) => {
   const response = await fetch(`http://127.0.0.1:${port}/readyz`)
@@ -24,7 +17,7 @@ const probe = async (t: TestContext, port: string) =>
 t.test('given a host with a health port', async t => {
   t.test('when it lives from boot to drain, then each state is seen from outside', async t => {
     const db = await createDatabase(t)
-    const port = await freePort()
+    const port = String(await freePort())
     const host = spawnJobs(t, db, { workers: 'default: 1; mail: 1', env: { PGBUS_HEALTH_PORT: port } })
     await host.waitForOutput(/health: \/livez and \/readyz on 127\.0\.0\.1:/)
     const [first] = await host.booted(2)
@@ -52,7 +45,7 @@ t.test('given a host with a health port', async t => {
   })
 
   t.test('when the database is away, then it is alive, booting, and not ready', async t => {
-    const port = await freePort()
+    const port = String(await freePort())
     const host = spawnNode(t, compiled('bin/pgbus.ts'), ['start', '--health-port', port], {
       env: { PGBUS_DATABASE_URL: 'postgres://127.0.0.1:1/x', PGBUS_HEALTH_PORT: '1' },
     })

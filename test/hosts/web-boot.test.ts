@@ -1,5 +1,6 @@
 import t, { type Test } from 'tap'
-import { freePort, isFree, listenOn, spawnWeb, type WebHost, type WebOptions } from './web-host.ts'
+import { freePort } from '../support/free-port.ts'
+import { isFree, listenOn, spawnWeb, type WebHost, type WebOptions } from './web-host.ts'
 
 /** Starts 8 workers that cannot work; checks what all such starts have in common. */
 async function fails(t: Test, options: WebOptions & { port?: number; code?: number }): Promise<WebHost> {

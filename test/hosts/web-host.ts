@@ -101,13 +101,6 @@ export function listenOn(port: number): Promise<{ port: number; close(): Promise
   })
 }
 
-/** A port that was free a moment ago. */
-export async function freePort(): Promise<number> {
-  const held = await listenOn(0)
-  await held.close()
-  return held.port
-}
-
 export async function isFree(port: number): Promise<boolean> {
   try {
     await (await listenOn(port)).close()
