@@ -1,10 +1,12 @@
 import { type LoadConfigOptions, loadConfig } from './config/load.ts'
-import type { PgbusConfig, ResolvedConfig, ResolvedWorkerEntry } from './config/options.ts'
+import type { PgbusConfig, ResolvedConfig, WorkerEntry } from './config/options.ts'
 import { assertValid, resolveLayers } from './config/resolve.ts'
+import { resolveWorker } from './config/workers.ts'
 import { openInstances } from './core/context.ts'
 import { ClosedError, type ConfigIssue } from './core/errors.ts'
 import { createLogger, type Logger } from './core/log.ts'
 import { createReport, type Report } from './core/report.ts'
+import { ConnectionBreaker } from './db/connection-breaker.ts'
 import { Connector } from './db/connector.ts'
 import { Database, type Queryable } from './db/database.ts'
 import { type MigrationStatus, migrate, migrationStatus } from './db/migrate.ts'
@@ -37,6 +39,9 @@ interface PgbusInternals {
   worker?: { index: number; phase: number } | undefined
 }
 
+/** What whoever runs a worker wants to be told, and sets. */
+type WorkerHooks = Pick<WorkerOptions, 'onHeld' | 'onTables' | 'onIdle' | 'limit'>
+
 /**
  * One pgbus on one database. Nothing connects before it is needed; {@link Pgbus.close} ends every connection.
  * Made by {@link createPgbus} or {@link loadPgbus}.
@@ -50,6 +55,7 @@ export class Pgbus {
   readonly connector: Connector
   readonly schema: Schema
   readonly #internals: PgbusInternals
+  readonly #breaker: ConnectionBreaker
   #db: Database | undefined
   #queues: Queues | undefined
   #enqueuer: Enqueuer | undefined
@@ -63,6 +69,7 @@ export class Pgbus {
     this.log = createLogger(config.log)
     this.report = createReport(this.log, config.errorReporters)
     this.connector = new Connector(config)
+    this.#breaker = new ConnectionBreaker({ log: this.log.child({ component: 'database' }) })
     const schemaOptions = { connector: this.connector, config }
     this.schema = {
       status: () => migrationStatus(schemaOptions),
@@ -155,16 +162,21 @@ export class Pgbus {
   }
 
   /** @internal */
-  createWorker(entry: ResolvedWorkerEntry, onHeld?: WorkerOptions['onHeld']): Worker {
+  createWorker(entry: WorkerEntry, hooks: WorkerHooks = {}): Worker {
+    const issues: ConfigIssue[] = []
+    const resolved = resolveWorker(entry, this.config, issues)
+    assertValid(issues)
     return new Worker({
       db: this.db,
+      connector: this.connector,
+      breaker: this.#breaker,
       queues: this.queues,
       config: this.config,
       log: this.log.child({ component: 'worker' }),
       report: this.report,
-      entry,
+      entry: resolved,
       pgbus: this,
-      ...(onHeld ? { onHeld } : {}),
+      ...hooks,
     })
   }
 

@@ -6,7 +6,8 @@ export const defaultConcurrency = 5
 
 /**
  * Reads the string form of `workers`: `;` separates workers, `,` their queues (most urgent first), the last
- * `:` the concurrency. `critical: 5; default, mail: 10` is two workers, named after their first queues.
+ * `:` the concurrency. `critical: 5; default, mail: 10` is two workers, named after their first queues. `*` stands
+ * for every job queue, `mail_*` for those that begin so.
  * @throws CapsuleParseError naming the part that is wrong.
  */
 export function parseWorkers(dsl: string): WorkerEntry[] {
@@ -22,7 +23,7 @@ export function parseWorkers(dsl: string): WorkerEntry[] {
   const firsts = entries.map(entry => entry.queues[0])
   return entries.map((entry, index) => {
     const unique = firsts.filter(first => first === firsts[index]).length === 1
-    return { ...entry, name: unique ? (firsts[index] as string) : null }
+    return { ...entry, name: unique && firsts[index] !== '*' ? (firsts[index] as string) : null }
   })
 }
 
@@ -38,13 +39,9 @@ function parseCapsule(part: string, dsl: string): { queues: string[]; concurrenc
   const queues = names.split(',').map(name => name.trim())
   for (const [index, queue] of queues.entries()) {
     if (queue === '') throw new CapsuleParseError(`${shown} has an empty queue name`)
-    if (queue.endsWith('*'))
+    if (!/^(\w+|\w*\*)$/.test(queue))
       throw new CapsuleParseError(
-        `${shown}: wildcard queues such as "${queue}" are not supported; name the queues`,
-      )
-    if (!/^\w+$/.test(queue))
-      throw new CapsuleParseError(
-        `${shown}: queue "${queue}" may contain only letters, digits and underscores`,
+        `${shown}: queue "${queue}" may contain only letters, digits and underscores, and end with *`,
       )
     if (queues.indexOf(queue) !== index) throw new CapsuleParseError(`${shown} lists "${queue}" twice`)
   }

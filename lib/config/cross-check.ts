@@ -1,6 +1,6 @@
 import type { ConfigIssue } from '../core/errors.ts'
 import type { ResolvedConfig } from './options.ts'
-import { queueNameProblem } from './queue-names.ts'
+import { isWildcard, queueNameProblem } from './queue-names.ts'
 import { showValue } from './redact.ts'
 import type { Source } from './resolve.ts'
 
@@ -34,6 +34,13 @@ export function crossCheck(
 
   const { retry, priority, drainTimeout, shutdownTimeout, pool, workers, streams, log } = config
   if (retry.base > retry.max) warn('retry.base', 'is greater than retry.max')
+  const { baseBackoff, maxBackoff } = config.circuitBreaker
+  if (baseBackoff > maxBackoff)
+    issues.push({
+      path: 'circuitBreaker.baseBackoff',
+      rule: 'must not exceed circuitBreaker.maxBackoff',
+      received: showValue('circuitBreaker.baseBackoff', baseBackoff),
+    })
   if (isSet('shutdownTimeout') && shutdownTimeout < drainTimeout)
     warn('shutdownTimeout', 'is below drainTimeout; workers will be killed while they drain')
   const levels = priority.levels ?? 1
@@ -54,7 +61,8 @@ function checkQueueNames(config: ResolvedConfig, issues: ConfigIssue[]): void {
   const rules = { queuePrefix: config.queuePrefix, levels: config.priority.levels ?? 1 }
   const places = new Map([[config.defaultQueue.toLowerCase(), 'defaultQueue']])
   for (const [index, entry] of config.workers.entries())
-    for (const queue of entry.queues) if (!places.has(queue)) places.set(queue, `workers[${index}].queues`)
+    for (const queue of entry.queues)
+      if (!isWildcard(queue) && !places.has(queue)) places.set(queue, `workers[${index}].queues`)
   for (const [queue, path] of places) {
     const problem = queueNameProblem(queue, rules)
     if (!problem) continue

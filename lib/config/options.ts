@@ -7,12 +7,28 @@ import type { ErrorReporter } from '../core/report.ts'
 export interface WorkerEntry {
   /** Name in logs and `pgbus_processes`. */
   name?: string | null | undefined
-  /** Logical queue names, most urgent first: an earlier queue is emptied before a later one is touched. */
+  /**
+   * Logical queue names, most urgent first. `*` stands for every job queue, `mail_*` for those that begin so; both
+   * come after the named ones, and find queues that are made later.
+   */
   queues: readonly string[]
   /** Jobs in progress at once. Default 5. */
   concurrency?: number | undefined
   /** Identical child processes of this entry. Default 1. */
   processes?: number | undefined
+  /**
+   * `strict` (default): an earlier queue is emptied before a later one is touched; queues found by pattern take
+   * turns. `fair`: all queues take turns, and none gets more than its share while others wait.
+   */
+  order?: 'strict' | 'fair' | undefined
+  /** Messages claimed and not finished, at most; null: the concurrency. Default: `prefetchLimit`. */
+  prefetchLimit?: number | null | undefined
+  /** One job in progress per group, in order. Default: `groupMode`. */
+  groupMode?: 'fifo' | 'roundRobin' | null | undefined
+  /** Of all workers with this option only one works on a queue, the others stand by. Default false. */
+  singleActiveConsumer?: boolean | undefined
+  /** While a worker of a higher number shares a queue, this one looks later. Default 0. */
+  consumerPriority?: number | undefined
 }
 
 export interface ResolvedWorkerEntry {
@@ -20,6 +36,11 @@ export interface ResolvedWorkerEntry {
   readonly queues: readonly string[]
   readonly concurrency: number
   readonly processes: number
+  readonly order: 'strict' | 'fair'
+  readonly prefetchLimit: number | null
+  readonly groupMode: 'fifo' | 'roundRobin' | null
+  readonly singleActiveConsumer: boolean
+  readonly consumerPriority: number
 }
 
 /** Where a connection goes: `databaseUrl` replaces everything, `host` and `port` replace those of the base. */
@@ -64,10 +85,19 @@ export interface ResolvedConfig {
   readonly maxRetries: number
   readonly retry: { readonly base: number; readonly max: number; readonly jitter: number }
   readonly jobTimeout: number | null
+  readonly groupMode: 'fifo' | 'roundRobin' | null
+  readonly zombieDetection: boolean
+  readonly circuitBreaker: {
+    readonly enabled: boolean
+    readonly threshold: number
+    readonly baseBackoff: number
+    readonly maxBackoff: number
+  }
 
   readonly workers: readonly ResolvedWorkerEntry[]
   readonly imports: readonly string[]
   readonly pollingInterval: number
+  readonly prefetchLimit: number | null
   readonly drainTimeout: number
   /** Already derived: `drainTimeout + 5 s` unless set. */
   readonly shutdownTimeout: number
@@ -130,6 +160,8 @@ type DurationKey =
   | 'max'
   | 'jobTimeout'
   | 'pollingInterval'
+  | 'baseBackoff'
+  | 'maxBackoff'
   | 'drainTimeout'
   | 'shutdownTimeout'
   | 'heartbeatInterval'

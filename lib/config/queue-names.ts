@@ -11,6 +11,11 @@ export interface QueueNameProblem {
   hint?: string
 }
 
+/** A pattern of queue names: `*`, or the beginning of names and `*`. */
+export function isWildcard(queue: string): boolean {
+  return queue.endsWith('*')
+}
+
 /** Why a queue cannot have this name, or nothing. The one place where these rules are kept. */
 export function queueNameProblem(
   name: string,

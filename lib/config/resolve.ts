@@ -7,7 +7,7 @@ import type { PgbusConfig, ResolvedConfig } from './options.ts'
 import { showValue } from './redact.ts'
 import type { Checked } from './rules.ts'
 import { isGroup, type Key, keyByPath, keys } from './schema.ts'
-import { resolveWorkers } from './workers.ts'
+import { resolveWorkers, type WorkerDefaults } from './workers.ts'
 
 export type Source = 'overrides' | 'environment' | 'file' | 'default'
 
@@ -152,7 +152,7 @@ function assemble(values: ReadonlyMap<string, unknown>, issues: ConfigIssue[]): 
     }
     level[last] = value
   }
-  root.workers = resolveWorkers(values.get('workers'), String(root.defaultQueue), issues)
+  root.workers = resolveWorkers(values.get('workers'), root as unknown as WorkerDefaults, issues)
   root.shutdownTimeout = values.get('shutdownTimeout') ?? Number(root.drainTimeout) + killGraceMs
   return root as unknown as ResolvedConfig
 }

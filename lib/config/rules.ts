@@ -177,3 +177,10 @@ export const stringList: Rule = {
 export function custom(type: string, env: Rule['env'], check: (value: unknown) => Checked): Rule {
   return { type, env, check }
 }
+
+/** Which reading of groups; the spelling of other clients is accepted. */
+export const groupMode: Rule = custom('`fifo`, `roundRobin` or null', 'text', value => {
+  if (value === null || value === 'fifo' || value === 'roundRobin') return { value }
+  if (value === 'round_robin') return { value: 'roundRobin' }
+  return { rule: 'must be one of fifo, roundRobin, or null' }
+})

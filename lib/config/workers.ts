@@ -1,22 +1,35 @@
 import type { ConfigIssue } from '../core/errors.ts'
 import { defaultConcurrency, parseWorkers } from './capsules.ts'
-import type { ResolvedWorkerEntry, WorkerEntry } from './options.ts'
+import type { ResolvedConfig, ResolvedWorkerEntry } from './options.ts'
 import { showValue } from './redact.ts'
+import { groupMode } from './rules.ts'
 
-const known = ['name', 'queues', 'concurrency', 'processes']
+const known = [
+  'name',
+  'queues',
+  'concurrency',
+  'processes',
+  'order',
+  'prefetchLimit',
+  'groupMode',
+  'singleActiveConsumer',
+  'consumerPriority',
+]
+
+/** Keys of the whole configuration that an entry of `workers` starts from. */
+export type WorkerDefaults = Pick<ResolvedConfig, 'defaultQueue' | 'prefetchLimit' | 'groupMode'>
 
 /** Checks `workers` in each of its forms; problems are added to `issues`. */
 export function resolveWorkers(
   value: unknown,
-  defaultQueue: string,
+  defaults: WorkerDefaults,
   issues: ConfigIssue[],
 ): readonly ResolvedWorkerEntry[] {
-  const add = (path: string, rule: string, received: unknown, hint?: string) =>
-    issues.push({ path, rule, received: showValue(path, received), hint })
-  if (value === undefined)
-    return [
-      { name: null, queues: [defaultQueue.toLowerCase()], concurrency: defaultConcurrency, processes: 1 },
-    ]
+  const add = adder(issues)
+  if (value === undefined) {
+    const entry = blank(defaults)
+    return [{ ...entry, queues: [defaults.defaultQueue.toLowerCase()] }]
+  }
   if (value === null) return []
   let entries: readonly unknown[]
   let named = true
@@ -36,55 +49,95 @@ export function resolveWorkers(
     add('workers', 'must be a string, an array of entries, or null', value)
     return []
   }
-  const resolved = entries.map((entry, index) => resolveEntry(entry, index, add))
+  const resolved = entries.map((entry, index) => resolveEntry(entry, `workers[${index}]`, defaults, add))
   if (named) checkOverlap(resolved, add)
   return resolved
 }
 
+/** Checks one entry that does not come from the configuration; problems are added to `issues`. */
+export function resolveWorker(
+  value: unknown,
+  defaults: WorkerDefaults,
+  issues: ConfigIssue[],
+): ResolvedWorkerEntry {
+  return resolveEntry(value, 'worker', defaults, adder(issues))
+}
+
 type Add = (path: string, rule: string, received: unknown, hint?: string) => void
 
-function resolveEntry(entry: unknown, index: number, add: Add): ResolvedWorkerEntry {
-  const path = `workers[${index}]`
-  const fallback = { name: null, queues: [], concurrency: defaultConcurrency, processes: 1 }
-  if (typeof entry !== 'object' || entry === null || Array.isArray(entry)) {
-    add('workers', `entry ${index} must be an object`, entry)
+function adder(issues: ConfigIssue[]): Add {
+  return (path, rule, received, hint) =>
+    issues.push({ path, rule, received: showValue(path, received), hint })
+}
+
+function blank({ prefetchLimit, groupMode }: WorkerDefaults): ResolvedWorkerEntry {
+  return {
+    name: null,
+    queues: [],
+    concurrency: defaultConcurrency,
+    processes: 1,
+    order: 'strict',
+    prefetchLimit,
+    groupMode,
+    singleActiveConsumer: false,
+    consumerPriority: 0,
+  }
+}
+
+function resolveEntry(value: unknown, path: string, defaults: WorkerDefaults, add: Add): ResolvedWorkerEntry {
+  const fallback = blank(defaults)
+  if (typeof value !== 'object' || value === null || Array.isArray(value)) {
+    const index = /\[(\d+)\]$/.exec(path)?.[1]
+    if (index === undefined) add(path, 'must be an object', value)
+    else add('workers', `entry ${index} must be an object`, value)
     return fallback
   }
-  const { name = null, queues, concurrency = defaultConcurrency, processes = 1 } = entry as WorkerEntry
-  for (const key of Object.keys(entry)) {
-    if (!known.includes(key))
-      add(
-        `${path}.${key}`,
-        'unknown key',
-        (entry as Record<string, unknown>)[key],
-        `keys are: ${known.join(', ')}`,
-      )
+  for (const [key, own] of Object.entries(value)) {
+    if (!known.includes(key)) add(`${path}.${key}`, 'unknown key', own, `keys are: ${known.join(', ')}`)
   }
-  if (name !== null && (typeof name !== 'string' || name.trim() === ''))
-    add(`${path}.name`, 'must be a non-empty string', name)
-  for (const [key, number] of [
-    ['concurrency', concurrency],
-    ['processes', processes],
-  ] as const) {
-    if (!Number.isSafeInteger(number) || number < 1)
-      add(`${path}.${key}`, 'must be a positive integer', number)
+  const given = Object.fromEntries(Object.entries(value).filter(([, own]) => own !== undefined))
+  const entry = { ...fallback, ...given } as ResolvedWorkerEntry
+  if (entry.name !== null && (typeof entry.name !== 'string' || entry.name.trim() === ''))
+    add(`${path}.name`, 'must be a non-empty string', entry.name)
+  for (const key of ['concurrency', 'processes'] as const) {
+    if (!isPositive(entry[key])) add(`${path}.${key}`, 'must be a positive integer', entry[key])
   }
+  if (entry.prefetchLimit !== null && !isPositive(entry.prefetchLimit))
+    add(`${path}.prefetchLimit`, 'must be a positive integer or null', entry.prefetchLimit)
+  if (entry.order !== 'strict' && entry.order !== 'fair')
+    add(`${path}.order`, 'must be one of strict, fair', entry.order)
+  const mode = groupMode.check(entry.groupMode)
+  if ('rule' in mode) add(`${path}.groupMode`, mode.rule, entry.groupMode)
+  if (typeof entry.singleActiveConsumer !== 'boolean')
+    add(`${path}.singleActiveConsumer`, 'must be true or false', entry.singleActiveConsumer)
+  if (!Number.isSafeInteger(entry.consumerPriority))
+    add(`${path}.consumerPriority`, 'must be an integer', entry.consumerPriority)
+  return {
+    ...entry,
+    groupMode: 'value' in mode ? (mode.value as ResolvedWorkerEntry['groupMode']) : null,
+    queues: resolveQueues(entry.queues, path, add),
+  }
+}
+
+function isPositive(value: unknown): boolean {
+  return Number.isSafeInteger(value) && (value as number) >= 1
+}
+
+function resolveQueues(queues: unknown, path: string, add: Add): readonly string[] {
   if (!Array.isArray(queues) || queues.length === 0) {
-    add(`${path}.queues`, 'must be a non-empty array', queues)
-    return { ...fallback, name, concurrency, processes }
+    add(`${path}.queues`, 'must be a non-empty array', queues ?? undefined)
+    return []
   }
   const names = queues.map(queue => (typeof queue === 'string' ? queue.trim().toLowerCase() : queue))
-  const good = names.filter((queue, position) => {
+  return names.filter((queue, position) => {
     const place = `${path}.queues[${position}]`
     if (typeof queue !== 'string' || queue === '') add(place, 'must be a non-empty string', queue)
-    else if (queue.endsWith('*')) add(place, 'wildcard queues are not supported', queue, 'name each queue')
-    else if (!/^[a-z0-9_]+$/.test(queue))
-      add(place, 'may contain only letters, digits and underscores', queue)
+    else if (!/^([a-z0-9_]+|[a-z0-9_]*\*)$/.test(queue))
+      add(place, 'may contain only letters, digits and underscores, and end with *', queue)
     else if (names.indexOf(queue) !== position) add(`${path}.queues`, `lists "${queue}" twice`, queues)
     else return true
     return false
   })
-  return { name, queues: good, concurrency, processes }
 }
 
 function checkOverlap(entries: readonly ResolvedWorkerEntry[], add: Add): void {

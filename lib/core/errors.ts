@@ -112,6 +112,18 @@ export class PoolTimeoutError extends PgbusError {
   override readonly code = 'PGBUS_ERR_POOL_TIMEOUT'
 }
 
+/** The database was not reachable several times in a row, so it was not asked. */
+export class ConnectionCircuitOpenError extends PgbusError {
+  override readonly code = 'PGBUS_ERR_CONNECTION_CIRCUIT_OPEN'
+  /** Milliseconds until it is asked again. */
+  readonly retryInMs: number
+
+  constructor(message: string, retryInMs: number) {
+    super(message)
+    this.retryInMs = retryInMs
+  }
+}
+
 /** The embedded PostgreSQL could not be started. */
 export class EmbeddedDatabaseError extends PgbusError {
   override readonly code = 'PGBUS_ERR_EMBEDDED_DATABASE'

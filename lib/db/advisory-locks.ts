@@ -6,6 +6,9 @@ import { sleep } from '../core/sleep.ts'
 /** Installing and upgrading: `pgmqinst` in ASCII, shared with the other clients that install PGMQ. */
 export const migrationLock = '8099562788716704628'
 
+/** First part of the lock of a queue that one worker reads alone: `Pgbu` in ASCII, shared with other clients. */
+export const exclusiveQueueLock = 1_348_952_693
+
 const pollMs = 20
 
 /**

@@ -80,7 +80,7 @@ export async function checkSchema(db: Pick<Database, 'query'>): Promise<string[]
   SELECT name FROM unnest(ARRAY['pgmq.meta', 'pgbus_processes', 'pgbus_failed_events', 'pgbus_stream_messages']) AS name
    WHERE to_regclass(name) IS NULL
   UNION ALL
-  SELECT name FROM unnest(ARRAY['pgbus_create_queue(text,text,boolean,boolean)', 'pgbus_claim_many(text[],integer,integer)',
+  SELECT name FROM unnest(ARRAY['pgbus_create_queue(text,text,boolean,boolean)', 'pgbus_claim_many(text[],text[],integer,integer,integer,text,bigint[],text[])',
     'pgbus_stream_append(text,jsonb)']) AS name
    WHERE to_regprocedure(name) IS NULL) AS needed`)
   return rows[0]?.missing ?? []

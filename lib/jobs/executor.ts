@@ -23,7 +23,11 @@ export type Ending =
   | 'succeeded'
   | 'discarded'
   | 'retried'
+  /** To run again as its handler asked, which is no failure. */
+  | 'postponed'
   | 'buried'
+  /** Buried unrun: it had been delivered too often. */
+  | 'expired'
   | 'released'
   /** The message belongs to somebody else; nothing was changed. */
   | 'lost'
@@ -198,7 +202,7 @@ export class Executor {
     if (end.lease.delivery.readCount >= end.limit) {
       return this.#bury(end, { kind: 'bury', record, failedAt: new Date() })
     }
-    return this.#write(end, { kind: 'retry', delayMs, record }, 'retried')
+    return this.#write(end, { kind: 'retry', delayMs, record }, 'postponed')
   }
 
   async #fail(end: End, thrown: unknown): Promise<Ending> {
@@ -245,11 +249,12 @@ export class Executor {
     const end = { lease, envelope, definition: undefined, limit, started: performance.now() }
     // Its last words, if it had any. Without them it is buried all the same.
     const failure = await readFailure(db, failedName(config, physical), msgId).catch(() => undefined)
-    return this.#bury(end, {
+    const ending = await this.#bury(end, {
       kind: 'bury',
       record: failure ?? null,
       failedAt: failure?.failedAt ?? new Date(),
     })
+    return ending === 'buried' ? 'expired' : ending
   }
 
   async #write(end: End, outcome: Outcome, done: Ending): Promise<Ending> {

@@ -16,6 +16,7 @@ export class Heartbeat {
   readonly #db: Database
   readonly #log: Logger
   readonly #interval: number
+  readonly #onBeat: (id: number) => void
   #kind: ProcessKind = 'worker'
   #metadata: () => Record<string, unknown> = () => ({})
   #id: number | undefined
@@ -24,10 +25,17 @@ export class Heartbeat {
   #failing = false
   #stopped = false
 
-  constructor(options: { db: Database; log: Logger; interval?: number | undefined }) {
+  constructor(options: {
+    db: Database
+    log: Logger
+    interval?: number | undefined
+    /** Told the id of the row after each beat. */
+    onBeat?: ((id: number) => void) | undefined
+  }) {
     this.#db = options.db
     this.#log = options.log
     this.#interval = options.interval ?? intervalMs
+    this.#onBeat = options.onBeat ?? (() => undefined)
   }
 
   /** Resolves after the first beat, whether it succeeded or not. A function as `metadata` is asked at each beat. */
@@ -63,6 +71,7 @@ export class Heartbeat {
       this.#failing = true
     }
     if (this.#stopped) return
+    if (this.#id !== undefined) this.#onBeat(this.#id)
     this.#timer = setTimeout(() => {
       this.#beating = this.#beat()
     }, this.#interval)

@@ -2,6 +2,8 @@ import { maxTimerMs } from '../core/sleep.ts'
 
 /** Longest wait while notifications are delivered. */
 export const idleCeilingMs = 15_000
+/** While no queue can be read. */
+const blockedMs = 1_000
 /** A commit that ends in the moment of another may not be notified; these looks find what it left. */
 const settleMs = [250, 250, 500]
 const dueMarginMs = 5
@@ -16,6 +18,8 @@ export interface WaitRule {
   emptyLooks: number
   /** Time until a known message comes due. */
   dueInMs: number | null
+  /** A queue is paused, missing or in other hands, and nobody may tell when that ends. */
+  blocked?: boolean | undefined
   random?: (() => number) | undefined
 }
 
@@ -24,6 +28,7 @@ export function waitAfterClaim(rule: WaitRule): number {
   const { delivering, pollingInterval, emptyLooks, dueInMs, random = Math.random } = rule
   const due =
     dueInMs === null ? Number.POSITIVE_INFINITY : Math.max(0, dueInMs) + dueMarginMs + random() * dueSpreadMs
+  if (rule.blocked) return Math.min(due, blockedMs)
   if (!delivering) return Math.min(due, pollingInterval * (1 - pollSpread + 2 * pollSpread * random()))
   const settle = settleMs[emptyLooks]
   if (settle === undefined) return Math.min(due, idleCeilingMs)

@@ -1,35 +1,53 @@
 import type { ResolvedConfig, ResolvedWorkerEntry } from '../config/options.ts'
-import { Backoff } from '../core/backoff.ts'
 import { deferred } from '../core/deferred.ts'
-import { InvalidTransitionError, SchemaNotReadyError, ShutdownError } from '../core/errors.ts'
+import { type Duration, parseDuration } from '../core/duration.ts'
+import {
+  ConfigurationError,
+  InvalidTransitionError,
+  SchemaNotReadyError,
+  ShutdownError,
+} from '../core/errors.ts'
 import { groupBy } from '../core/group-by.ts'
 import type { Logger } from '../core/log.ts'
 import type { Report } from '../core/report.ts'
 import { sleep, withDeadline } from '../core/sleep.ts'
-import { type Database, isConnectionError, sqlState } from '../db/database.ts'
+import type { ConnectionBreaker } from '../db/connection-breaker.ts'
+import type { Connector } from '../db/connector.ts'
+import type { Database } from '../db/database.ts'
 import type { Pgbus } from '../pgbus.ts'
-import { logicalOf, workerTables } from '../pgmq/names.ts'
+import { logicalOf } from '../pgmq/names.ts'
 import type { Queues } from '../pgmq/queues.ts'
 import { makeVisible } from '../pgmq/statements.ts'
-import { claimMessages, type Delivery, type HeldToken } from './claim.ts'
+import { Claimer, type Delivery } from './claim.ts'
+import { ConsumerPriority } from './consumer-priority.ts'
+import { ExclusiveQueues } from './exclusive-queues.ts'
 import { type Ending, Executor } from './executor.ts'
 import { Heartbeat } from './heartbeat.ts'
+import { HeldTokens, type OnHeld } from './held-tokens.ts'
 import { type Lease, Leases } from './lease.ts'
 import { Outcomes } from './outcome.ts'
+import { QueueBreaker } from './queue-breaker.ts'
 import { idleCeilingMs, Wake, waitAfterClaim } from './wake.ts'
 
-export type WorkerState = 'starting' | 'running' | 'draining' | 'stopped'
+export type WorkerState = 'starting' | 'running' | 'paused' | 'draining' | 'stopped'
 
 export interface WorkerOptions {
   db: Database
+  connector: Connector
+  breaker: ConnectionBreaker
   queues: Queues
   config: ResolvedConfig
   log: Logger
   report: Report
   entry: ResolvedWorkerEntry
   pgbus: Pgbus
-  /** Told about each claim and each end, so that somebody else can hand back what a killed process held. */
-  onHeld?: ((taken: HeldToken[], done: HeldToken[]) => void) | undefined
+  onHeld?: OnHeld | undefined
+  /** Told when the set of tables that it reads has changed. */
+  onTables?: ((tables: string[]) => void) | undefined
+  /** Claims at most so many messages in all. */
+  limit?: number | undefined
+  /** Told after each claim that found nothing, or may find nothing more, while no job is in progress. */
+  onIdle?: (() => void) | undefined
 }
 
 export interface WorkerStats {
@@ -39,11 +57,19 @@ export interface WorkerStats {
   processed: number
   /** Of these, attempts that failed. */
   failed: number
+  /** Of these, moved to the dead-letter queue. */
+  buried: number
   leasesLost: number
-  /** Logical names. */
+  /** Logical names; those that patterns found are among them. */
   queues: readonly string[]
   /** Tables that did not exist at the last look. */
   missing: readonly string[]
+  /** Queues that were paused at the last look. */
+  paused: readonly string[]
+  /** Queues that another worker reads alone. */
+  locked: readonly string[]
+  /** A preferred worker reads one of the queues. */
+  yielding: boolean
   delivering: boolean
   /** Milliseconds since the oldest job in progress was claimed; null: none. */
   oldest: number | null
@@ -55,34 +81,37 @@ const immediateGraceMs = 1_000
 const shutdownMarginMs = 4_000
 /** Last statements of a worker that gives up. */
 const lastWordsMs = 1_000
-const claimRetryMaxMs = 5_000
+const errorPauseMs = 1_000
+/** Polling intervals by which a worker of lower priority is later. */
+const yieldFactor = 3
 
 /**
  * Claims jobs from its queues and runs them, `concurrency` at a time.
  *
- * `starting` → `running` → `draining` → `stopped`. Only `running` claims; nothing is claimed without a free slot,
- * so there is no local queue to lose. The loop waits for one thing at a time: a slot, or a reason to look. It never
- * ends by an error.
+ * `starting` → `running` ⇄ `paused` → `draining` → `stopped`. Only `running` claims; nothing is claimed without a
+ * free slot, so there is no local queue to lose. The loop waits for one thing at a time: a slot, or a reason to
+ * look. It never ends by an error.
  */
 export class Worker {
-  /** Physical tables, in claim order. */
-  readonly tables: string[]
   /** Resolves when the first claim came back. */
   readonly onFirstPass: Promise<void>
   readonly #options: WorkerOptions
   readonly #firstPass = deferred()
+  readonly #slots: number
+  readonly #claimer: Claimer
+  readonly #exclusive: ExclusiveQueues | undefined
+  readonly #priority: ConsumerPriority
+  readonly #queueBreaker: QueueBreaker
   readonly #leases: Leases
   readonly #outcomes: Outcomes
   readonly #executor: Executor
   readonly #heartbeat: Heartbeat
-  readonly #backoff: Backoff
+  readonly #held: HeldTokens
   /** A reason to claim. */
   readonly #look = new Wake()
   /** A slot became free. */
   readonly #slot = new Wake()
   readonly #jobs = new Set<Promise<void>>()
-  /** A release is told before it is written, so before the job ends. */
-  readonly #toldDone = new WeakSet<Lease>()
   readonly #hurry = new AbortController()
   readonly #draining = new AbortController()
   #state: WorkerState = 'starting'
@@ -92,25 +121,50 @@ export class Worker {
   #queuesReady = false
   #delivering = false
   #emptyLooks = 0
-  /** What kind of failure that claims are in. */
-  #claimFailure: string | undefined
-  #missing: readonly string[] = []
+  #claimed = 0
   #processed = 0
   #failed = 0
+  #buried = 0
 
+  /** @internal */
   constructor(options: WorkerOptions) {
-    const { db, queues, config, log, report, pgbus, entry } = options
+    const { db, connector, breaker, queues, config, log, report, pgbus, entry } = options
     this.#options = options
-    this.tables = workerTables(config, entry.queues)
     this.onFirstPass = this.#firstPass.promise
+    this.#slots = Math.min(entry.concurrency, entry.prefetchLimit ?? Number.POSITIVE_INFINITY)
+    this.#held = new HeldTokens({ onHeld: options.onHeld, report })
     this.#leases = new Leases({ db, visibilityTimeout: config.visibilityTimeout, log })
+    if (entry.singleActiveConsumer) {
+      const { readTimeout } = config
+      const onLost = (names: readonly string[]) => this.#loseQueues(names)
+      this.#exclusive = new ExclusiveQueues({ connector, readTimeout, log, onLost })
+    }
+    this.#claimer = new Claimer({
+      db,
+      queues,
+      breaker,
+      config,
+      entry,
+      log,
+      report,
+      exclusive: this.#exclusive,
+      onTables: tables => options.onTables?.(tables),
+      prepare: () => this.#ensureQueues(),
+    })
+    this.#queueBreaker = new QueueBreaker({ db, config: config.circuitBreaker, log, report })
+    this.#priority = new ConsumerPriority({
+      db,
+      log,
+      priority: entry.consumerPriority,
+      queues: entry.queues,
+    })
     this.#outcomes = new Outcomes({
       db,
       queues,
       config,
       log,
       report,
-      onRelease: lease => this.#tellHeld([], [lease]),
+      onRelease: lease => this.#held.tell([], [lease]),
     })
     this.#executor = new Executor({
       db,
@@ -120,14 +174,19 @@ export class Worker {
       pgbus,
       leases: this.#leases,
       outcomes: this.#outcomes,
-      isStopping: () => this.#state !== 'running',
+      isStopping: () => this.#isEnding,
     })
-    this.#heartbeat = new Heartbeat({ db, log })
-    this.#backoff = new Backoff({
-      base: Math.max(100, Math.min(config.pollingInterval, claimRetryMaxMs)),
-      max: claimRetryMaxMs,
-      random: Math.random,
-    })
+    this.#heartbeat = new Heartbeat({ db, log, onBeat: id => void this.#priority.check(id) })
+  }
+
+  /** Physical tables, those found by patterns included. */
+  get tables(): string[] {
+    return this.#claimer.list.tables
+  }
+
+  /** It reads queues by pattern, so it wants to know of new ones. */
+  get readsPatterns(): boolean {
+    return this.#claimer.list.hasPatterns
   }
 
   /**
@@ -143,17 +202,35 @@ export class Worker {
   }
 
   /**
-   * Drains: claims nothing more and lets running jobs finish for `timeout` milliseconds (default `drainTimeout`),
-   * then aborts their signals, then gives back what is left. Resolves when all of that is written. `immediate`
-   * aborts at once, also when the worker is draining already.
+   * Drains: claims nothing more and lets running jobs finish for `timeout` (default `drainTimeout`), then aborts
+   * their signals, then gives back what is left. Resolves when all of that is written. `immediate` aborts at once,
+   * also when the worker is draining already.
    */
-  stop(options: { timeout?: number | undefined; immediate?: boolean | undefined } = {}): Promise<void> {
+  stop(options: { timeout?: Duration | undefined; immediate?: boolean | undefined } = {}): Promise<void> {
     const { drainTimeout, shutdownTimeout } = this.#options.config
+    const timeout = options.timeout === undefined ? undefined : parseDuration(options.timeout)
+    if (options.timeout !== undefined && timeout === undefined) {
+      throw new TypeError(`stop: timeout must be a duration such as "30s", got ${String(options.timeout)}`)
+    }
     if (options.immediate) this.#hurry.abort()
     this.#stopping ??= this.#stop(
-      options.timeout ?? Math.max(0, Math.min(drainTimeout, shutdownTimeout - shutdownMarginMs)),
+      timeout ?? Math.max(0, Math.min(drainTimeout, shutdownTimeout - shutdownMarginMs)),
     )
     return this.#stopping
+  }
+
+  /**
+   * Claims nothing until {@link resume}; running jobs go on.
+   * @throws InvalidTransitionError unless it runs.
+   */
+  pause(): void {
+    this.#change('running', 'paused')
+  }
+
+  /** @throws InvalidTransitionError unless it is paused. */
+  resume(): void {
+    this.#change('paused', 'running')
+    this.wake()
   }
 
   [Symbol.asyncDispose](): Promise<void> {
@@ -164,6 +241,13 @@ export class Worker {
   wake(): void {
     this.#emptyLooks = 0
     this.#look.set()
+  }
+
+  /** A queue was made: resolve the patterns anew. */
+  refresh(): void {
+    if (!this.#claimer.list.hasPatterns) return
+    this.#claimer.refresh()
+    this.wake()
   }
 
   /** Whether notifications arrive. Without them the queues are polled. */
@@ -181,9 +265,13 @@ export class Worker {
       inFlight: this.#jobs.size,
       processed: this.#processed,
       failed: this.#failed,
+      buried: this.#buried,
       leasesLost: this.#leases.lostCount,
-      queues: this.#options.entry.queues,
-      missing: this.#missing,
+      queues: this.#claimer.list.names,
+      missing: this.#claimer.missing,
+      paused: this.#claimer.paused,
+      locked: this.#claimer.locked,
+      yielding: this.#priority.yielding,
       delivering: this.#delivering,
       oldest: held.length === 0 ? null : Math.round(Math.max(...held.map(l => now - l.delivery.claimedAt))),
     }
@@ -194,7 +282,11 @@ export class Worker {
     try {
       await this.#ensureQueues()
     } catch (error) {
-      if (error instanceof SchemaNotReadyError || error instanceof TypeError) {
+      if (
+        error instanceof SchemaNotReadyError ||
+        error instanceof ConfigurationError ||
+        error instanceof TypeError
+      ) {
         this.#state = 'stopped'
         throw error
       }
@@ -209,35 +301,53 @@ export class Worker {
   }
 
   async #ensureQueues(): Promise<void> {
-    await this.#options.queues.ensure(this.#options.entry.queues)
+    if (this.#queuesReady) return
+    await this.#options.queues.ensure(this.#claimer.list.named)
+    // Behind a pooler that shares sessions it must not start at all.
+    await this.#exclusive?.acquire(this.#claimer.list.names).catch(error => {
+      if (error instanceof ConfigurationError) throw error
+    })
     this.#queuesReady = true
   }
 
   async #run(): Promise<void> {
-    while (this.#state === 'running') {
+    const { report, entry, config } = this.#options
+    while (!this.#isEnding) {
       try {
         await this.#pass()
       } catch (error) {
-        this.#claimFailed(error)
-        await sleep(this.#backoff.next(), this.#draining.signal)
+        report(error, { action: 'fetch_messages', queues: entry.queues })
+        await sleep(Math.max(errorPauseMs, config.pollingInterval), this.#draining.signal)
       }
     }
   }
 
   async #pass(): Promise<void> {
-    const { db, config, entry } = this.#options
-    if (!this.#queuesReady) await this.#ensureQueues()
-    const free = entry.concurrency - this.#jobs.size
+    if (this.#state === 'paused') {
+      this.#look.clear()
+      await this.#look.wait(idleCeilingMs)
+      return
+    }
+    const free = Math.min(this.#slots - this.#jobs.size, this.#allowance)
     if (free <= 0) {
       // No await since the count: a slot that becomes free sets the flag again.
       this.#slot.clear()
+      this.#tellIdle(true)
       await this.#slot.wait(idleCeilingMs)
       return
     }
+    if (this.#priority.yielding) {
+      await sleep(yieldFactor * this.#options.config.pollingInterval, this.#draining.signal)
+      if (this.#state !== 'running') return
+    }
     // Cleared before the claim: whatever is inserted while it runs sets the flag again.
     this.#look.clear()
-    const claim = await claimMessages(db, this.tables, free, config.visibilityTimeout)
-    this.#claimSucceeded(claim.missing)
+    const claim = await this.#claimer.claim(free)
+    if (claim.failedForMs !== null) {
+      await sleep(claim.failedForMs, this.#draining.signal)
+      return
+    }
+    this.#firstPass.resolve()
     const leases = this.#take(claim.deliveries)
     if (this.#state !== 'running') {
       await this.#giveBack(leases)
@@ -247,19 +357,31 @@ export class Worker {
     if (leases.length > 0) this.#emptyLooks = 0
     // As many as asked for: more may be due.
     if (leases.length === free) return
+    this.#tellIdle(leases.length === 0)
     const wait = waitAfterClaim({
       delivering: this.#delivering,
-      pollingInterval: config.pollingInterval,
+      pollingInterval: this.#options.config.pollingInterval,
       emptyLooks: this.#emptyLooks,
       dueInMs: claim.dueInMs,
+      blocked: claim.blocked || this.#claimer.locked.length > 0,
     })
     this.#emptyLooks += 1
     await this.#look.wait(wait)
   }
 
+  /** What its limit still lets it claim. */
+  get #allowance(): number {
+    return (this.#options.limit ?? Number.POSITIVE_INFINITY) - this.#claimed
+  }
+
+  #tellIdle(nothingFound: boolean): void {
+    if (nothingFound && this.#jobs.size === 0) this.#options.onIdle?.()
+  }
+
   #take(deliveries: readonly Delivery[]): Lease[] {
     const leases = deliveries.map(delivery => this.#leases.add(delivery))
-    if (leases.length > 0) this.#tellHeld(leases, [])
+    this.#claimed += leases.length
+    this.#held.tell(leases, [])
     return leases
   }
 
@@ -279,17 +401,37 @@ export class Worker {
       this.#options.report(error, { action: 'execute_job', queue: lease.delivery.physical })
     }
     this.#leases.end(lease)
-    this.#tellHeld([], [lease])
+    this.#held.tell([], [lease])
     this.#processed += 1
-    if (ending === 'retried' || ending === 'buried') this.#failed += 1
-    // The next claim learns when it comes due again.
-    if (ending === 'retried' || ending === 'released') this.#look.set()
+    if (ending === 'retried' || ending === 'postponed' || ending === 'buried') this.#failed += 1
+    if (ending === 'buried' || ending === 'expired') this.#buried += 1
+    const resumed = await this.#judge(lease.delivery, ending)
+    // The next claim learns when it comes due again; the next of its group may come due by its end.
+    const anew = ending === 'retried' || ending === 'postponed' || ending === 'released'
+    if (anew || resumed || this.#options.entry.groupMode !== null) this.#look.set()
+  }
+
+  /** Tells the breaker of the queue. Whether that ended a pause. */
+  async #judge(delivery: Delivery, ending: Ending): Promise<boolean> {
+    const queue = logicalOf(this.#options.config, delivery.physical)
+    if (ending === 'succeeded') return this.#queueBreaker.succeeded(queue, delivery)
+    if (ending === 'retried' || ending === 'buried') await this.#queueBreaker.failed(queue, delivery)
+    return false
+  }
+
+  /** Others may read these queues from now on, and with them what runs here. */
+  #loseQueues(names: readonly string[]): void {
+    for (const lease of this.#leases.held) {
+      const queue = logicalOf(this.#options.config, lease.delivery.physical)
+      if (names.includes(queue)) lease.lose('is of a queue that this worker no longer reads alone')
+    }
+    this.#look.set()
   }
 
   async #giveBack(leases: readonly Lease[]): Promise<void> {
     await Promise.all(leases.map(lease => this.#outcomes.write(lease, { kind: 'release' })))
     for (const lease of leases) this.#leases.end(lease)
-    if (leases.length > 0) this.#tellHeld([], leases)
+    this.#held.tell([], leases)
   }
 
   async #stop(drainMs: number): Promise<void> {
@@ -314,6 +456,9 @@ export class Worker {
     }
     this.#outcomes.close()
     this.#leases.close()
+    this.#priority.close()
+    // After the last job: only then another worker may take over.
+    await this.#exclusive?.close()
     await withDeadline(this.#heartbeat.stop(), lastWordsMs)
     this.#state = 'stopped'
     log.info({ ms: Math.round(performance.now() - started), processed: this.#processed }, 'worker stopped')
@@ -349,47 +494,20 @@ export class Worker {
         }),
       ),
     )
-    this.#tellHeld([], left)
+    this.#held.tell([], left)
   }
 
-  #claimFailed(error: unknown): void {
-    const failure = isConnectionError(error) ? 'connection' : sqlState(error) || String(error)
-    if (failure !== this.#claimFailure) {
-      this.#options.report(error, { action: 'fetch_messages', queues: this.#options.entry.queues })
-    }
-    this.#claimFailure = failure
+  get #isEnding(): boolean {
+    return this.#state === 'draining' || this.#state === 'stopped'
   }
 
-  #claimSucceeded(missing: readonly string[]): void {
-    const { log, config } = this.#options
-    if (this.#claimFailure !== undefined) log.info('messages are fetched again')
-    this.#claimFailure = undefined
-    this.#backoff.reset()
-    for (const table of missing) {
-      if (this.#missing.includes(table)) continue
-      log.warn(
-        { queue: logicalOf(config, table), table },
-        'a queue is gone; its worker waits until it is made again',
-      )
+  #change(from: WorkerState, to: WorkerState): void {
+    if (this.#state !== from) {
+      throw new InvalidTransitionError(`a worker that is ${this.#state} cannot become ${to}`)
     }
-    for (const table of this.#missing) {
-      if (!missing.includes(table)) log.info({ queue: logicalOf(config, table), table }, 'a queue is back')
-    }
-    this.#missing = missing
-    this.#firstPass.resolve()
-  }
-
-  #tellHeld(taken: readonly Lease[], done: readonly Lease[]): void {
-    const { onHeld, report } = this.#options
-    const news = done.filter(lease => !this.#toldDone.has(lease))
-    for (const lease of news) this.#toldDone.add(lease)
-    if (!onHeld || taken.length + news.length === 0) return
-    const token = ({ delivery }: Lease): HeldToken => [delivery.physical, delivery.msgId, delivery.readCount]
-    try {
-      onHeld(taken.map(token), news.map(token))
-    } catch (error) {
-      report(error, { action: 'report_held' })
-    }
+    this.#state = to
+    this.#slot.set()
+    this.#look.set()
   }
 
   #metadata(): Record<string, unknown> {
@@ -397,6 +515,8 @@ export class Worker {
     return {
       name: entry.name,
       queues: entry.queues,
+      consumer_priority: entry.consumerPriority,
+      single_active_consumer: entry.singleActiveConsumer,
       threads: entry.concurrency,
       execution_mode: 'async',
       jobs_processed: this.#processed,

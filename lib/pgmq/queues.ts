@@ -2,8 +2,9 @@ import type { ResolvedConfig } from '../config/options.ts'
 import { PgbusError, SchemaNotReadyError } from '../core/errors.ts'
 import type { Logger } from '../core/log.ts'
 import { isCreationRace } from '../db/creation-race.ts'
-import { type Database, sqlState } from '../db/database.ts'
-import { logicalOf, type PhysicalName, workerTables } from './names.ts'
+import { type Database, type Statement, sqlState } from '../db/database.ts'
+import { insertChannel, logicalOf, type PhysicalName, validateQueueName, workerTables } from './names.ts'
+import { pause, resume } from './queue-states.ts'
 import { queueTable } from './statements.ts'
 
 export type QueueKind = 'job' | 'dlq'
@@ -119,6 +120,38 @@ export class Queues {
     return purged
   }
 
+  /**
+   * Lets no worker claim from a queue, all its priority levels included, until {@link resume}. Jobs in progress
+   * finish. Takes effect with the next claim of every worker.
+   */
+  async pause(name: string, reason?: string): Promise<void> {
+    if (reason !== undefined && typeof reason !== 'string') {
+      throw new TypeError(`the reason of a pause must be a string, got ${String(reason)}`)
+    }
+    await this.#query(pause(validateQueueName(this.#config, name), reason ?? null))
+  }
+
+  /** Ends a pause, whether a person or the circuit breaker made it, and wakes the workers. */
+  async resume(name: string): Promise<void> {
+    const queue = validateQueueName(this.#config, name)
+    await this.#query(resume(queue))
+    const channels = workerTables(this.#config, [queue]).map(insertChannel)
+    await this.#query('SELECT pg_notify(channel, $2) FROM unnest($1::text[]) AS channel', [channels, ''])
+  }
+
+  /** Tables of all job queues, of every prefix, by name: what workers with patterns choose from. */
+  async workTables(): Promise<string[]> {
+    const { rows } = await this.#query<{ physical: string }>(
+      'SELECT physical FROM pgbus_work_tables() AS physical',
+    )
+    return rows.map(row => row.physical)
+  }
+
+  /** Gives one table the index that claims by group need, if it has none. */
+  async indexGroups(physical: string): Promise<void> {
+    await this.#query('SELECT pgbus_group_queue($1::text)', [physical])
+  }
+
   /** Every queue of the database, those of other clients included, ordered by physical name. */
   async list(): Promise<QueueInfo[]> {
     const { rows } = await this.#query<{
@@ -191,9 +224,9 @@ export class Queues {
     return workerTables(this.#config, [queue])
   }
 
-  async #query<R>(text: string, values?: unknown[]): Promise<{ rows: R[] }> {
+  async #query<R>(statement: Statement | string, values?: unknown[]): Promise<{ rows: R[] }> {
     try {
-      return await this.#db.query<R>(text, values)
+      return await this.#db.query<R>(statement, values)
     } catch (error) {
       throw schemaError(error)
     }

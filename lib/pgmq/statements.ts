@@ -42,8 +42,29 @@ export interface ClaimRow {
 
 export interface ClaimManyRow extends ClaimRow {
   physical: string | null
-  /** `missing`: this table does not exist (any more); the others were read all the same. */
-  state: 'ok' | 'missing'
+  /**
+   * `probe`: the one message of a queue whose pause ran out. Without a message: this table is `missing`, or its
+   * queue `paused`; the others were read all the same.
+   */
+  state: 'ok' | 'probe' | 'missing' | 'paused'
+  /** Groups: whose turn it was, for the cursor of the next claim. */
+  turn: string | null
+  /** Read before, and no failure was recorded; null when that was not asked. */
+  unrecorded: boolean | null
+}
+
+/** How a claim of several tables chooses. */
+export interface ClaimChoice {
+  /** The queue behind each table, by which it is paused. Default: the tables themselves. */
+  names?: readonly string[]
+  /** Messages that each queue may give before all others were asked. Default: as many as are wanted. */
+  share?: number | null
+  /** `fifo` and `roundRobin`: one message in progress per group. Default `plain`. */
+  mode?: 'plain' | 'fifo' | 'roundRobin'
+  /** `roundRobin`: the last `turn` of each table. */
+  cursors?: readonly (string | null)[]
+  /** Names under which failures of each table are recorded; given, {@link ClaimManyRow.unrecorded} is told. */
+  failedNames?: readonly string[] | null
 }
 
 export interface MessageIdRow {
@@ -147,13 +168,20 @@ SELECT t.msg_id, t.read_ct, t.enqueued_at, t.message, t.headers,
  * claimed beyond `quantity`. Rows are {@link ClaimManyRow}; one without `physical` carries `due_in_ms` when fewer
  * than `quantity` were claimed.
  */
-export function claimMany(tables: readonly string[], quantity: number, visibilityMs: number): Statement {
+export function claimMany(
+  tables: readonly string[],
+  quantity: number,
+  visibilityMs: number,
+  choice: ClaimChoice = {},
+): Statement {
   for (const table of tables) checkLength(table)
+  const { names = tables, share = null, mode = 'plain', failedNames = null } = choice
+  const cursors = choice.cursors ?? tables.map(() => null)
   return {
     name: 'claim_many',
-    text: `SELECT physical, state, msg_id, read_ct, enqueued_at, message, headers, due_in_ms
-  FROM pgbus_claim_many($1::text[], $2::int, $3::int)`,
-    values: [tables, quantity, visibilityMs],
+    text: `SELECT physical, state, msg_id, read_ct, enqueued_at, message, headers, turn, unrecorded, due_in_ms
+  FROM pgbus_claim_many($1::text[], $2::text[], $3::int, $4::int, $5::int, $6::text, $7::bigint[], $8::text[])`,
+    values: [tables, names, quantity, visibilityMs, share, mode, cursors, failedNames],
   }
 }
 

@@ -30,6 +30,10 @@ t.test('given nothing', async t => {
       maxRetries: 5,
       retry: { base: 5_000, max: 300_000, jitter: 0.15 },
       pollingInterval: 100,
+      groupMode: null,
+      prefetchLimit: null,
+      zombieDetection: true,
+      circuitBreaker: { enabled: true, threshold: 5, baseBackoff: 30_000, maxBackoff: 600_000 },
       drainTimeout: 30_000,
       shutdownTimeout: 35_000,
       streams: {
@@ -43,7 +47,19 @@ t.test('given nothing', async t => {
       },
       web: { workers: availableParallelism(), bootTimeout: 60_000, hubSocket: null },
     })
-    t.strictSame(config.workers, [{ name: null, queues: ['default'], concurrency: 5, processes: 1 }])
+    t.strictSame(config.workers, [
+      {
+        name: null,
+        queues: ['default'],
+        concurrency: 5,
+        processes: 1,
+        order: 'strict',
+        prefetchLimit: null,
+        groupMode: null,
+        singleActiveConsumer: false,
+        consumerPriority: 0,
+      },
+    ])
   })
 
   t.test('when keys are undefined, then they have their defaults too', async t => {

@@ -33,6 +33,15 @@ t.test('given the string form', async t => {
         ['c', ['c'], 1],
       ],
     ],
+    ['staging_*: 3', [['staging_*', ['staging_*'], 3]]],
+    [
+      '*: 3; *: 3',
+      [
+        [null, ['*'], 3],
+        [null, ['*'], 3],
+      ],
+    ],
+    ['critical, *', [['critical', ['critical', '*'], 5]]],
     [
       'a, b; b, a',
       [
@@ -64,8 +73,9 @@ t.test('given the string form', async t => {
     ['a-b', /queue "a-b" may contain only/],
     ['a,,b', /empty queue name/],
     ['a, b, a', /lists "a" twice/],
-    ['*: 3', /wildcard queues such as "\*" are not supported/],
-    ['staging_*: 3', /wildcard queues such as "staging_\*" are not supported/],
+    ['a*b', /queue "a\*b" may contain only .* and end with \*/],
+    ['**', /queue "\*\*" may contain only/],
+    ['*, *', /lists "\*" twice/],
   ]
   for (const [text, message] of broken)
     t.test(`when it is ${JSON.stringify(text)}, then the part at fault is named`, async t => {
@@ -95,8 +105,33 @@ t.test('given the string form', async t => {
 t.test('given entries', async t => {
   t.test('when they come from JSON, then they are as good as literals', async t => {
     const workers = JSON.parse('[{"queues":["Mail"],"name":"m","concurrency":2,"processes":3}]') as []
-    t.strictSame(resolveConfig({ workers }, {}).workers, [
+    t.match(resolveConfig({ workers }, {}).workers, [
       { queues: ['mail'], name: 'm', concurrency: 2, processes: 3 },
+    ])
+  })
+
+  t.test('when they say how to claim, then each option is kept', async t => {
+    const workers = [
+      {
+        queues: ['Mail_*', '*'],
+        order: 'fair',
+        prefetchLimit: 3,
+        groupMode: 'round_robin',
+        singleActiveConsumer: true,
+        consumerPriority: -1,
+      },
+    ]
+    t.match(resolveConfig({ workers: JSON.parse(JSON.stringify(workers)) }, {}).workers, [
+      { ...workers[0], queues: ['mail_*', '*'], groupMode: 'roundRobin' },
+    ])
+  })
+
+  t.test('when they do not say it, then the keys of the whole configuration hold', async t => {
+    const config = { prefetchLimit: 2, groupMode: 'fifo' as const }
+    const workers = [{ queues: ['a'] }, { queues: ['b'], prefetchLimit: null, groupMode: null }]
+    t.match(resolveConfig({ ...config, workers }, {}).workers, [
+      config,
+      { prefetchLimit: null, groupMode: null },
     ])
   })
 
@@ -108,9 +143,13 @@ t.test('given entries', async t => {
     [[{ queues: 'a' }], 'workers[0].queues', 'must be a non-empty array'],
     [[{ queues: ['a'] }, { queues: ['b', ''] }], 'workers[1].queues[1]', 'must be a non-empty string'],
     [[{ queues: ['a', 'A'] }], 'workers[0].queues', 'lists "a" twice'],
-    [[{ queues: ['*'] }], 'workers[0].queues[0]', /wildcard queues are not supported/],
-    [[{ queues: ['a_*'] }], 'workers[0].queues[0]', /wildcard queues are not supported/],
-    [[{ queues: ['a-b'] }], 'workers[0].queues[0]', 'may contain only letters, digits and underscores'],
+    [[{ queues: ['a*b'] }], 'workers[0].queues[0]', /may contain only .* and end with \*/],
+    [[{ queues: ['a-b'] }], 'workers[0].queues[0]', /may contain only letters, digits and underscores/],
+    [[{ queues: ['a'], order: 'first' }], 'workers[0].order', 'must be one of strict, fair'],
+    [[{ queues: ['a'], prefetchLimit: 0 }], 'workers[0].prefetchLimit', /positive integer or null/],
+    [[{ queues: ['a'], groupMode: 'both' }], 'workers[0].groupMode', /fifo, roundRobin/],
+    [[{ queues: ['a'], singleActiveConsumer: 1 }], 'workers[0].singleActiveConsumer', /true or false/],
+    [[{ queues: ['a'], consumerPriority: 0.5 }], 'workers[0].consumerPriority', 'must be an integer'],
     [[{ queues: ['a'], concurrency: 0 }], 'workers[0].concurrency', 'must be a positive integer'],
     [[{ queues: ['a'], concurrency: '5' }], 'workers[0].concurrency', 'must be a positive integer'],
     [[{ queues: ['a'], processes: 1.5 }], 'workers[0].processes', 'must be a positive integer'],

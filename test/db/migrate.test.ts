@@ -50,7 +50,9 @@ t.test('given an empty database', async t => {
     t.strictSame(await checkSchema(db), [])
     await assertSchema(db)
     await test.query('DROP FUNCTION pgbus_claim_many')
-    t.strictSame(await checkSchema(db), ['pgbus_claim_many(text[],integer,integer)'])
+    t.strictSame(await checkSchema(db), [
+      'pgbus_claim_many(text[],text[],integer,integer,integer,text,bigint[],text[])',
+    ])
   })
 
   t.test(

@@ -151,9 +151,14 @@ t.test('given a queue of many jobs', async t => {
       )
       let released = 0
       for (let round = 0; round < 30; round += 1) {
-        const worker = bench.pgbus.createWorker({ ...entry, concurrency: 1 + (round % 7) }, (taken, done) => {
-          released += taken.length - done.length
-        })
+        const worker = bench.pgbus.createWorker(
+          { ...entry, concurrency: 1 + (round % 7) },
+          {
+            onHeld: (taken, done) => {
+              released += taken.length - done.length
+            },
+          },
+        )
         await worker.start()
         await wait(Math.random() * 25)
         await worker.stop()

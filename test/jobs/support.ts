@@ -1,4 +1,4 @@
-import type { PgbusConfig, ResolvedWorkerEntry } from '../../lib/config/options.ts'
+import type { PgbusConfig, WorkerEntry } from '../../lib/config/options.ts'
 import type { Logger } from '../../lib/core/log.ts'
 import type { HeldToken } from '../../lib/jobs/claim.ts'
 import type { Worker } from '../../lib/jobs/worker.ts'
@@ -20,7 +20,7 @@ export interface Bench {
   lines: Line[]
   /** A started worker, stopped at teardown. */
   work(
-    entry?: Partial<ResolvedWorkerEntry>,
+    entry?: Partial<WorkerEntry>,
     onHeld?: (taken: HeldToken[], done: HeldToken[]) => void,
   ): Promise<Worker>
   /** Rows of a queue's table, oldest first, with `hidden` for those that cannot be claimed now. */
@@ -60,10 +60,7 @@ export async function setup(t: TestContext, config: PgbusConfig = {}): Promise<B
     pgbus,
     lines,
     work: async (entry, onHeld) => {
-      const worker = pgbus.createWorker(
-        { name: null, queues: ['default'], concurrency: 5, processes: 1, ...entry },
-        onHeld,
-      )
+      const worker = pgbus.createWorker({ queues: ['default'], ...entry }, { onHeld })
       t.teardown(() => worker.stop({ timeout: 0, immediate: true }))
       await worker.start()
       return worker

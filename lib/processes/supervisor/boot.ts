@@ -1,5 +1,6 @@
 /** What has to be true before the first child is forked. Each step leaves at once when `signal` aborts. */
 import type { LoadedConfig } from '../../config/load.ts'
+import { isWildcard } from '../../config/queue-names.ts'
 import { Backoff } from '../../core/backoff.ts'
 import { SchemaNotReadyError } from '../../core/errors.ts'
 import type { Logger } from '../../core/log.ts'
@@ -100,7 +101,8 @@ export async function ensureQueues(options: {
   signal: AbortSignal
 }): Promise<void> {
   const { config, queues, report, signal } = options
-  const names = new Set([config.defaultQueue, ...config.workers.flatMap(entry => entry.queues)])
+  const named = config.workers.flatMap(entry => entry.queues).filter(queue => !isWildcard(queue))
+  const names = new Set([config.defaultQueue, ...named])
   for (const name of names) {
     if (signal.aborted) return
     try {

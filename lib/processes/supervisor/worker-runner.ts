@@ -11,14 +11,17 @@ export class WorkerRunner implements Runner {
   constructor(entry: ResolvedWorkerEntry, context: RunnerContext) {
     const held = new HeldReporter((difference, sent) => context.tell({ t: 'held', ...difference }, sent))
     this.#context = context
-    this.#worker = context.pgbus.createWorker(entry, (taken, done) => held.report(taken, done))
+    this.#worker = context.pgbus.createWorker(entry, {
+      onHeld: (taken, done) => held.report(taken, done),
+      onTables: tables => this.#listen(tables),
+    })
     this.#worker.setDelivering(context.delivering)
   }
 
   async start(): Promise<void> {
     // LISTEN and the first claim go on at the same time: what falls between them is found by the wake that
     // follows LISTEN.
-    this.#context.tell({ t: 'listen', tables: this.#worker.tables })
+    this.#listen(this.#worker.tables)
     await this.#worker.start()
     await this.#worker.onFirstPass
   }
@@ -36,6 +39,10 @@ export class WorkerRunner implements Runner {
   }
 
   refresh(): void {
-    this.#worker.wake()
+    this.#worker.refresh()
+  }
+
+  #listen(tables: string[]): void {
+    this.#context.tell({ t: 'listen', tables, wildcard: this.#worker.readsPatterns })
   }
 }

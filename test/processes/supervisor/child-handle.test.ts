@@ -1,5 +1,6 @@
 import { EventEmitter } from 'node:events'
 import t from 'tap'
+import { resolveConfig } from '../../../lib/config/resolve.ts'
 import type { Logger } from '../../../lib/core/log.ts'
 import type { ChildToSupervisor, SupervisorToChild } from '../../../lib/processes/messages.ts'
 import {
@@ -49,7 +50,7 @@ class FakeChild extends EventEmitter implements ChildLike {
   }
 }
 
-const entry = { name: null, queues: ['default'], concurrency: 1, processes: 1 }
+const entry = resolveConfig({ workers: 'default: 1' }, {}).workers[0]!
 
 const setup = (options: { pid?: number | undefined; bootTimeout?: number } = { pid: 4711 }) => {
   const child = new FakeChild(options.pid)
