@@ -57,6 +57,16 @@ export interface Cors {
   credentials?: boolean | undefined
 }
 
+/** Who stands behind a connection, told by what `authorize` answered; null: nobody in particular. */
+export type PresenceMemberOf = (
+  context: unknown,
+) =>
+  | { id: string | number; metadata?: Record<string, unknown> | undefined }
+  | string
+  | number
+  | null
+  | undefined
+
 export type Password = string | (() => string | Promise<string>)
 
 /** The configuration of one instance, complete: every key present, every duration in milliseconds, frozen. */
@@ -127,6 +137,13 @@ export interface ResolvedConfig {
     readonly broadcastQueue: string | null
     readonly cors: false | Cors
     readonly testMode: boolean
+    readonly presence: {
+      readonly patterns: readonly (string | RegExp)[]
+      readonly member: PresenceMemberOf | null
+      readonly timeout: number
+      readonly sweepInterval: number
+      readonly broadcast: boolean
+    }
   }
 
   readonly pgmq: { readonly schemaMode: 'auto' | 'extension' | 'embedded' }
@@ -172,10 +189,11 @@ type DurationKey =
   | 'degradedPoll'
   | 'writeDeadline'
   | 'lockTimeout'
+  | 'sweepInterval'
   | 'bootTimeout'
 
 /** Keys that hold an object of somebody else: taken as a whole. */
-type OpaqueKey = 'ssl' | 'variables' | 'password' | 'logger' | 'cors'
+type OpaqueKey = 'ssl' | 'variables' | 'password' | 'logger' | 'cors' | 'member'
 
 type Input<T> = {
   [K in keyof T]?: K extends DurationKey

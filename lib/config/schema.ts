@@ -87,6 +87,9 @@ function checkCors(value: unknown): string | undefined {
   return undefined
 }
 
+const memberOf = custom('function or null', 'text', value =>
+  value === null || functionOr(value) ? { value } : { rule: 'must be a function' },
+)
 const cors = custom('false or { origin, credentials? }', 'json', value => {
   const rule = checkCors(value)
   return rule === undefined ? { value } : { rule }
@@ -491,6 +494,41 @@ const sections: [title: string, rows: Row[]][] = [
         false,
         true,
         'Pages of which other origins may follow streams: a string, a regular expression, a list, or a function of the origin.',
+      ],
+      [
+        'streams.presence.patterns',
+        patterns,
+        [],
+        true,
+        'Streams, by name or expression, on which a member is present while one of its connections is.',
+      ],
+      [
+        'streams.presence.member',
+        memberOf,
+        null,
+        false,
+        'Function of what `authorize` answered that gives `{ id, metadata? }` or null; null: its `memberId`, `member_id` or `id`, and `metadata`.',
+      ],
+      [
+        'streams.presence.timeout',
+        seconds,
+        '60s',
+        true,
+        'A connection whose process gave no sign of life for so long is gone.',
+      ],
+      [
+        'streams.presence.sweepInterval',
+        seconds,
+        '60s',
+        true,
+        'How often a web process looks for connections that are gone.',
+      ],
+      [
+        'streams.presence.broadcast',
+        boolean,
+        false,
+        true,
+        'Tell joins and leaves on the stream, as event `presence`: `{ type, id, metadata?, count }`.',
       ],
       [
         'streams.testMode',

@@ -122,12 +122,17 @@ export function isDurable(
   stream: string,
   config: Pick<ResolvedConfig['streams'], 'defaultMode' | 'durablePatterns' | 'ephemeralPatterns'>,
 ): boolean {
-  // `search` takes no notice of where a global expression stopped last time.
-  const matches = (pattern: string | RegExp) =>
-    typeof pattern === 'string' ? pattern === stream : stream.search(pattern) !== -1
-  if (config.durablePatterns.some(matches)) return true
-  if (config.ephemeralPatterns.some(matches)) return false
+  if (matchesStream(stream, config.durablePatterns)) return true
+  if (matchesStream(stream, config.ephemeralPatterns)) return false
   return config.defaultMode === 'durable'
+}
+
+/** Whether one of the patterns means the stream: a string its whole name, an expression any part of it. */
+export function matchesStream(stream: string, patterns: readonly (string | RegExp)[]): boolean {
+  // `search` takes no notice of where a global expression stopped last time.
+  return patterns.some(pattern =>
+    typeof pattern === 'string' ? pattern === stream : stream.search(pattern) !== -1,
+  )
 }
 
 /** @throws TypeError */

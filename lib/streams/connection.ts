@@ -103,6 +103,7 @@ export class Connection {
   #isFinished = false
   #wasCut = false
   #onClosed: (reason: CloseReason) => void = () => undefined
+  #onLive: () => void = () => undefined
   readonly #onFlushed = () => {
     this.#progressAt = this.#now()
     if (this.#waiting && this.unsent <= this.#waiting.upTo) this.#resume()
@@ -162,6 +163,11 @@ export class Connection {
     this.#onClosed = receive
   }
 
+  /** Sets the one receiver of the moment in which the connection is live for the first time. */
+  onLive(receive: () => void): void {
+    this.#onLive = receive
+  }
+
   /** Tells the client that it has missed something; after a reset, ids count from 0 again. */
   reportGap(gap: Gap): void {
     if (gap.reason === 'reset') this.scan = 0
@@ -185,6 +191,9 @@ export class Connection {
     this.#replayed = null
     this.flushHeld()
     this.#enter('live')
+    const announce = this.#onLive
+    this.#onLive = () => undefined
+    announce()
   }
 
   /**

@@ -4,6 +4,7 @@ import { type Broadcaster, type BroadcastOptions, checkOptions } from './broadca
 import type { BroadcastJobArgs } from './broadcast-job.ts'
 import { type BroadcastPayload, decodeEnvelope } from './envelope.ts'
 import { defaultEvent } from './frames.ts'
+import { Presence } from './presence.ts'
 import { type TurboStreamOptions, turboStream, withoutRender } from './render.ts'
 import { type SourceTagOptions, sourceTag } from './source-tag.ts'
 import type { StreamStore } from './store.ts'
@@ -41,6 +42,8 @@ export interface StreamMessage {
 /** What a handle needs of the instance that made it. */
 export interface StreamContext {
   store(): StreamStore
+  /** The streams pool. */
+  db(): Queryable
   broadcaster: Broadcaster
   sign(stream: string, options: TokenOptions | undefined): string
   enqueue(args: BroadcastJobArgs, tx: Queryable | undefined): Promise<unknown>
@@ -53,6 +56,8 @@ const defaultReadLimit = 500
 /** A stream by its name: broadcast on it, read it, hand it to a browser. Holds nothing; make as many as you like. */
 export class Stream {
   readonly name: string
+  /** Who is there. */
+  readonly presence: Presence
   readonly #durable: boolean | undefined
   readonly #context: StreamContext
 
@@ -61,6 +66,7 @@ export class Stream {
     this.name = name
     this.#durable = options.durable
     this.#context = context
+    this.presence = new Presence(this, () => context.db())
   }
 
   /**

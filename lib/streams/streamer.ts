@@ -4,6 +4,7 @@ import type { Report } from '../core/report.ts'
 import { withDeadline } from '../core/sleep.ts'
 import { type CloseReason, Connection, type Sink } from './connection.ts'
 import type { Filters } from './filters.ts'
+import type { PresenceTracker } from './presence-tracker.ts'
 import { ReadLimit } from './read-limit.ts'
 import { Room, type RoomStats } from './room.ts'
 import type { StreamStore } from './store.ts'
@@ -13,6 +14,8 @@ export interface StreamerOptions {
   config: ResolvedConfig['streams']
   store: StreamStore
   filters: Filters
+  /** Closed by {@link Streamer.drain}. */
+  presence: PresenceTracker
   /** Closed by {@link Streamer.drain}. */
   source: WakeSource
   log: Logger
@@ -101,6 +104,7 @@ export class Streamer {
     const room = this.#roomOf(subscription.stream)
     this.#connections.add(connection)
     connection.onClosed(reason => this.#forget(connection, room, reason))
+    connection.onLive(() => this.#options.presence.enter(connection))
     this.#timer ??= this.#startClock()
     room.join(connection)
     return connection
@@ -149,7 +153,7 @@ export class Streamer {
 
   /**
    * Ends every connection after what is already stored was written to it, tells each to come back, and closes
-   * the wake source. Takes at most about twice `writeDeadline`. Later calls wait for the same end.
+   * the wake source. Takes at most about three times `writeDeadline`. Later calls wait for the same end.
    */
   drain(options: DrainOptions = {}): Promise<DrainResult> {
     if (!this.#drained) {
@@ -160,7 +164,7 @@ export class Streamer {
   }
 
   async #drain(): Promise<DrainResult> {
-    const { source, config } = this.#options
+    const { source, config, presence } = this.#options
     const lastPasses = Promise.all([...this.#rooms.values()].map(room => room.lastPass()))
     await withDeadline(lastPasses, config.writeDeadline)
     let closed = 0
@@ -176,6 +180,7 @@ export class Streamer {
     for (const connection of this.#ending) connection.destroy()
     const destroyed = ending.filter(connection => connection.wasCut).length
     clearInterval(this.#timer)
+    await withDeadline(presence.close(), config.writeDeadline)
     await source.close()
     if (closed > 0)
       this.#log.info({ closed, destroyed }, `closed ${closed} event streams: ${this.#drainReason}`)
@@ -207,6 +212,7 @@ export class Streamer {
     this.#connections.delete(connection)
     this.#closed[reason] = (this.#closed[reason] ?? 0) + 1
     room.leave(connection)
+    this.#options.presence.leave(connection.id)
     const fields = { stream: connection.stream, connectionId: connection.id, reason }
     if (reason === 'slow' || reason === 'stalled') this.#log.warn(fields, `closed an event stream: ${reason}`)
     else this.#log.debug(fields, `closed an event stream: ${reason}`)

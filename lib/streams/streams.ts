@@ -10,6 +10,7 @@ import type { BroadcastJobArgs } from './broadcast-job.ts'
 import { Filters } from './filters.ts'
 import { createWakeSource } from './hub/choose.ts'
 import { type StreamName, streamName } from './name.ts'
+import { PresenceTracker, presenceEvent } from './presence-tracker.ts'
 import { Renderers } from './renderers.ts'
 import { SharedStore } from './shared-store.ts'
 import type { StreamStore } from './store.ts'
@@ -61,6 +62,7 @@ export class Streams {
     const store = () => this.store
     this.#context = {
       store,
+      db: () => this.#pool,
       broadcaster: new Broadcaster({ store, config: streams, log: this.#log, report: options.report }),
       enqueue: options.enqueue,
       sign: (stream, own) => signName(stream, streams.secret, own),
@@ -71,7 +73,7 @@ export class Streams {
   /** Storage of durable broadcasts, on a pool of its own. */
   get store(): StreamStore {
     this.#assertOpen()
-    this.#store ??= new SharedStore(this.#openPool())
+    this.#store ??= new SharedStore(this.#pool)
     return this.#store
   }
 
@@ -179,6 +181,7 @@ export class Streams {
         config: config.streams,
         store,
         filters,
+        presence: this.#trackPresence(),
         source: await make(),
         log: this.#log,
         report,
@@ -189,7 +192,20 @@ export class Streams {
     }
   }
 
-  #openPool(): Database {
+  #trackPresence(): PresenceTracker {
+    const { presence, heartbeatInterval } = this.#options.config.streams
+    return new PresenceTracker({
+      db: () => this.#pool,
+      config: presence,
+      broadcast: (stream, payload) => this.stream(stream).broadcast(payload, { event: presenceEvent }),
+      log: this.#log,
+      touchInterval: heartbeatInterval,
+    })
+  }
+
+  get #pool(): Database {
+    if (this.#db) return this.#db
+    this.#assertOpen()
     const { config, connector } = this.#options
     this.#db = new Database({
       connector,

@@ -164,8 +164,6 @@ t.test('given a key that does not exist', async t => {
     [{ streams_queue_prefix: 'x' }, 'streams_queue_prefix', undefined],
     [{ skip_recurring: true }, 'skip_recurring', undefined],
     [{ dashboard_filter_parameters: [] }, 'dashboard_filter_parameters', undefined],
-    [{ recycle: { maxJobs: 1 } }, 'recycle', undefined],
-    [{ health: { port: 1 } }, 'health', undefined],
     [{ embedded: { enabled: true } }, 'embedded', undefined],
     [JSON.parse('{"__proto__": {"polluted": 1}}') as object, '__proto__', undefined],
     [{ toString: 1 }, 'toString', undefined],

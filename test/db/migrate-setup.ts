@@ -12,6 +12,7 @@ export const allFiles = [
   '001_pgmq.sql',
   '002_core.sql',
   '009_streams.sql',
+  '010_presence.sql',
   'R__functions.sql',
   'R__pgmq_functions.sql',
   'N01_vt_index.sql',

@@ -4,6 +4,7 @@ import type { PgbusConfig } from '../../lib/config/options.ts'
 import { resolveConfig } from '../../lib/config/resolve.ts'
 import { deferred } from '../../lib/core/deferred.ts'
 import { Filters } from '../../lib/streams/filters.ts'
+import { PresenceTracker } from '../../lib/streams/presence-tracker.ts'
 import { Streamer } from '../../lib/streams/streamer.ts'
 import type { TestContext } from '../support/database.ts'
 import { waitFor } from '../support/wait-for.ts'
@@ -36,6 +37,15 @@ function setup(t: TestContext, streams: PgbusConfig['streams'] = {}) {
     config: config.streams,
     store,
     filters,
+    presence: new PresenceTracker({
+      db: () => {
+        throw new Error('presence is not asked for')
+      },
+      config: config.streams.presence,
+      broadcast: async () => undefined,
+      log,
+      touchInterval: 1_000,
+    }),
     source,
     log,
     report: (error, { action }) => void reports.push(`${action}: ${(error as Error).message}`),
