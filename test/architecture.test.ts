@@ -15,6 +15,7 @@ const rooms: Record<string, readonly string[]> = {
   'lib/pgmq': ['lib/core', 'lib/config', 'lib/db'],
   'lib/jobs': ['lib/core', 'lib/config', 'lib/db', 'lib/pgmq'],
   'lib/streams': ['lib/core', 'lib/config', 'lib/db', 'lib/pgmq', 'lib/jobs'],
+  'lib/maintenance': ['lib/core', 'lib/config', 'lib/db', 'lib/pgmq', 'lib/jobs', 'lib/streams'],
   'lib/pgbus': ['lib/core', 'lib/config', 'lib/db', 'lib/pgmq', 'lib/jobs', 'lib/streams'],
   'lib/processes/supervisor': [
     'lib/core',
@@ -22,6 +23,7 @@ const rooms: Record<string, readonly string[]> = {
     'lib/db',
     'lib/pgmq',
     'lib/jobs',
+    'lib/maintenance',
     'lib/pgbus',
     'lib/processes',
   ],

@@ -124,6 +124,10 @@ export interface ResolvedConfig {
     readonly defaultMode: 'durable' | 'ephemeral'
     readonly durablePatterns: readonly (string | RegExp)[]
     readonly ephemeralPatterns: readonly (string | RegExp)[]
+    readonly retention: {
+      readonly default: number
+      readonly perStream: readonly (readonly [pattern: string | RegExp, ms: number])[]
+    }
     readonly heartbeatInterval: number
     readonly maxConnections: number
     readonly idleTimeout: number
@@ -145,6 +149,9 @@ export interface ResolvedConfig {
       readonly broadcast: boolean
     }
   }
+
+  readonly archiveRetention: number | null
+  readonly dispatchInterval: number
 
   readonly pgmq: { readonly schemaMode: 'auto' | 'extension' | 'embedded' }
   readonly migrations: { readonly onBoot: 'off' | 'check' | 'apply'; readonly lockTimeout: number }
@@ -191,6 +198,8 @@ type DurationKey =
   | 'lockTimeout'
   | 'sweepInterval'
   | 'bootTimeout'
+  | 'archiveRetention'
+  | 'dispatchInterval'
 
 /** Keys that hold an object of somebody else: taken as a whole. */
 type OpaqueKey = 'ssl' | 'variables' | 'password' | 'logger' | 'cors' | 'member'
@@ -214,8 +223,19 @@ export interface PgbusConfig
   /** Longest time the supervisor waits for its children; default `drainTimeout + 5s`. */
   shutdownTimeout?: Duration | null | undefined
   streams?:
-    | (Omit<Input<ResolvedConfig['streams']>, 'secret'> & {
+    | (Omit<Input<ResolvedConfig['streams']>, 'secret' | 'retention'> & {
         secret?: string | readonly string[] | null | undefined
+        retention?:
+          | {
+              /** 0: for ever. */
+              default?: Duration | undefined
+              /** By name or pattern; the first that matches counts. */
+              perStream?:
+                | Readonly<Record<string, Duration>>
+                | readonly (readonly [pattern: string | RegExp, retention: Duration])[]
+                | undefined
+            }
+          | undefined
       })
     | undefined
   web?:

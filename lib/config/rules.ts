@@ -149,16 +149,41 @@ export const patterns: Rule = {
     if (!Array.isArray(value)) return refuse(rule)
     const read: (string | RegExp)[] = []
     for (const item of value) {
-      if (item instanceof RegExp) read.push(item)
-      else if (typeof item !== 'string') return refuse(rule)
-      else {
-        const slashed = /^\/(.+)\/([a-z]*)$/s.exec(item)
-        try {
-          read.push(slashed ? new RegExp(slashed[1] as string, slashed[2]) : item)
-        } catch {
-          return refuse(rule, `${item} is not a regular expression`)
-        }
-      }
+      const pattern = readPattern(item)
+      if (pattern === undefined) return refuse(rule)
+      if (pattern === null) return refuse(rule, `${item} is not a regular expression`)
+      read.push(pattern)
+    }
+    return accept(read)
+  },
+}
+
+/** Undefined: neither text nor a pattern; null: written like a pattern, but none. */
+function readPattern(item: unknown): string | RegExp | undefined | null {
+  if (item instanceof RegExp) return item
+  if (typeof item !== 'string') return undefined
+  const slashed = /^\/(.+)\/([a-z]*)$/s.exec(item)
+  try {
+    return slashed ? new RegExp(slashed[1] as string, slashed[2]) : item
+  } catch {
+    return null
+  }
+}
+
+/** Durations by name or pattern, as an object or as pairs; resolved to pairs, in the order given. */
+export const durationsByPattern: Rule = {
+  type: 'object of durations, or array of `[pattern, duration]`',
+  env: 'json',
+  check(value) {
+    const rule = 'must be an object or an array of [pattern, duration]'
+    if (typeof value !== 'object' || value === null) return refuse(rule)
+    const read: [string | RegExp, number][] = []
+    for (const entry of Array.isArray(value) ? value : Object.entries(value)) {
+      if (!Array.isArray(entry) || entry.length !== 2) return refuse(rule)
+      const [pattern, ms] = [readPattern(entry[0]), parseDuration(entry[1])]
+      if (typeof pattern !== 'string' && !(pattern instanceof RegExp)) return refuse(rule)
+      if (ms === undefined) return refuse(rule, `${String(entry[0])} needs a duration such as "7d", or 0`)
+      read.push([pattern, ms])
     }
     return accept(read)
   },

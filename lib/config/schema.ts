@@ -5,6 +5,7 @@ import {
   custom,
   databaseUrl,
   duration,
+  durationsByPattern,
   groupMode,
   integer,
   integerOrZero,
@@ -425,6 +426,20 @@ const sections: [title: string, rows: Row[]][] = [
         'Streams that are ephemeral by name, when the default is durable.',
       ],
       [
+        'streams.retention.default',
+        duration({ zero: true, seconds: true }),
+        '5m',
+        true,
+        'How long durable broadcasts can be replayed; older ones are deleted. 0: for ever.',
+      ],
+      [
+        'streams.retention.perStream',
+        durationsByPattern,
+        {},
+        false,
+        'Other retentions by stream, as `{ name: duration }` or `[[pattern, duration], …]`; the first that matches counts.',
+      ],
+      [
         'streams.heartbeatInterval',
         seconds,
         '15s',
@@ -538,6 +553,25 @@ const sections: [title: string, rows: Row[]][] = [
         'Signature and authorisation are checked, then the stream ends: no connection, no LISTEN, no database.',
       ],
       ['streams.maxPayloadBytes', positiveInteger, 1_048_576, true, 'Largest broadcast, as stored.'],
+    ],
+  ],
+  [
+    'Maintenance',
+    [
+      [
+        'archiveRetention',
+        duration({ nullable: true, seconds: true }),
+        '7d',
+        true,
+        'Age at which archived jobs and records of old failures are deleted; null: never.',
+      ],
+      [
+        'dispatchInterval',
+        seconds,
+        '1s',
+        true,
+        'How often the maintenance process looks whether a task is due.',
+      ],
     ],
   ],
   [

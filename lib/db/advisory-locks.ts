@@ -8,6 +8,8 @@ export const migrationLock = '8099562788716704628'
 
 /** First part of the lock of a queue that one worker reads alone: `Pgbu` in ASCII, shared with other clients. */
 export const exclusiveQueueLock = 1_348_952_693
+/** First half of the keys of maintenance tasks; the second half is the task's own number. */
+export const maintenanceLocks = 1_885_823_602
 
 const pollMs = 20
 

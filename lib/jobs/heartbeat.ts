@@ -2,7 +2,7 @@ import { hostname } from 'node:os'
 import type { Logger } from '../core/log.ts'
 import type { Database } from '../db/database.ts'
 
-export type ProcessKind = 'supervisor' | 'worker'
+export type ProcessKind = 'supervisor' | 'worker' | 'dispatcher'
 
 type Metadata = Record<string, unknown> | (() => Record<string, unknown>)
 
@@ -17,6 +17,7 @@ export class Heartbeat {
   readonly #log: Logger
   readonly #interval: number
   readonly #onBeat: (id: number) => void
+  readonly #loopAge: () => number | null
   #kind: ProcessKind = 'worker'
   #metadata: () => Record<string, unknown> = () => ({})
   #id: number | undefined
@@ -31,11 +32,14 @@ export class Heartbeat {
     interval?: number | undefined
     /** Told the id of the row after each beat. */
     onBeat?: ((id: number) => void) | undefined
+    /** Ms since the process's loop last went round; recorded as the moment when it did. */
+    loopAge?: (() => number) | undefined
   }) {
     this.#db = options.db
     this.#log = options.log
     this.#interval = options.interval ?? intervalMs
     this.#onBeat = options.onBeat ?? (() => undefined)
+    this.#loopAge = options.loopAge ?? (() => null)
   }
 
   /** Resolves after the first beat, whether it succeeded or not. A function as `metadata` is asked at each beat. */
@@ -82,21 +86,27 @@ export class Heartbeat {
     if (this.#id !== undefined) {
       const { rowCount } = await this.#db.query(
         `UPDATE pgbus_processes
-   SET metadata = $2::jsonb, last_heartbeat_at = clock_timestamp() AT TIME ZONE 'UTC',
+   SET metadata = ${metadataWithTick('$2', '$3')}, last_heartbeat_at = clock_timestamp() AT TIME ZONE 'UTC',
        updated_at = clock_timestamp() AT TIME ZONE 'UTC'
  WHERE id = $1`,
-        [this.#id, metadata],
+        [this.#id, metadata, this.#loopAge()],
       )
       if (rowCount > 0) return
     }
     const { rows } = await this.#db.query<{ id: number }>(
       `INSERT INTO pgbus_processes (kind, hostname, pid, metadata, last_heartbeat_at, created_at, updated_at)
-SELECT $1, $2, $3, $4::jsonb, now, now, now FROM (SELECT clock_timestamp() AT TIME ZONE 'UTC' AS now) AS clock
+SELECT $1, $2, $3, ${metadataWithTick('$4', '$5')}, now, now, now FROM (SELECT clock_timestamp() AT TIME ZONE 'UTC' AS now) AS clock
 RETURNING id`,
-      [this.#kind, hostname(), process.pid, metadata],
+      [this.#kind, hostname(), process.pid, metadata, this.#loopAge()],
     )
     this.#id = rows[0]?.id
   }
+}
+
+/** The moment is taken from the clock that `last_heartbeat_at` is from, so that the two can be compared. */
+function metadataWithTick(metadata: string, ageMs: string): string {
+  return `CASE WHEN ${ageMs}::float8 IS NULL THEN ${metadata}::jsonb
+  ELSE ${metadata}::jsonb || jsonb_build_object('loop_tick_at', extract(epoch FROM clock_timestamp()) - ${ageMs}::float8 / 1000) END`
 }
 
 /** Deletes the row of a process of this host that died without doing so. */

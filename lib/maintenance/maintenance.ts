@@ -1,0 +1,106 @@
+import type { ResolvedConfig } from '../config/options.ts'
+import { withDeadline } from '../core/sleep.ts'
+import { Heartbeat } from '../jobs/heartbeat.ts'
+import type { Pgbus } from '../pgbus.ts'
+import { oldArchives } from './archives.ts'
+import { overduePauses } from './breakers.ts'
+import { Dispatcher, type DispatcherOptions } from './dispatcher.ts'
+import { oldFailures } from './failed-events.ts'
+import { deadProcesses } from './processes.ts'
+import { oldStreamMessages } from './stream-messages.ts'
+import { tables } from './tables.ts'
+import type { MaintenanceTask } from './task.ts'
+
+/** What the maintenance process does. */
+export type MaintenanceRole = 'dispatcher'
+
+export interface Maintenance {
+  /** Resolves when its row is written, or could not be. */
+  start(): Promise<void>
+  /**
+   * Starts nothing more and resolves when everything has ended. A long statement is cancelled after
+   * `drainTimeout`, or at once with `immediate`. Never rejects. Calling it again with `immediate` makes it quicker.
+   */
+  stop(options?: { immediate?: boolean | undefined }): Promise<void>
+}
+
+/** The tasks of a configuration. A feature with something to clean up adds its task here. */
+export function maintenanceTasks(config: ResolvedConfig): MaintenanceTask[] {
+  const { archiveRetention, streams } = config
+  return [
+    deadProcesses,
+    overduePauses,
+    archiveRetention === null ? null : oldArchives(archiveRetention),
+    archiveRetention === null ? null : oldFailures(archiveRetention),
+    oldStreamMessages(streams.retention),
+    tables(),
+  ].filter(task => task !== null)
+}
+
+/** Makes, but does not start, what the maintenance process of a host runs. */
+export function createMaintenance(
+  pgbus: Pgbus,
+  roles: readonly MaintenanceRole[],
+  overrides: Partial<Pick<DispatcherOptions, 'tasks' | 'firstRun' | 'retryDelay'>> = {},
+): Maintenance {
+  const parts = roles.map(() => new DispatcherPart(pgbus, overrides))
+  return {
+    start: async () => void (await Promise.all(parts.map(part => part.start()))),
+    stop: async options => void (await Promise.all(parts.map(part => part.stop(options)))),
+  }
+}
+
+/** A cancelled statement ends within this time, or its connection is cut. */
+const cancelMs = 2_000
+
+class DispatcherPart implements Maintenance {
+  readonly #pgbus: Pgbus
+  readonly #dispatcher: Dispatcher
+  readonly #heartbeat: Heartbeat
+  #stopped: Promise<void> | undefined
+
+  constructor(pgbus: Pgbus, overrides: Partial<DispatcherOptions>) {
+    const { config, connector, report } = pgbus
+    const log = pgbus.log.child({ component: 'dispatcher' })
+    this.#pgbus = pgbus
+    this.#dispatcher = new Dispatcher({
+      tasks: maintenanceTasks(config),
+      config,
+      log,
+      report,
+      connect: () =>
+        connector.connect({
+          // VACUUM and session locks need a connection that no pooler shares out.
+          target: 'notify',
+          applicationName: 'pgbus-admin',
+          statementTimeout: 0,
+          mustBePrimary: true,
+        }),
+      ...overrides,
+    })
+    this.#heartbeat = new Heartbeat({ db: pgbus.db, log, loopAge: () => this.#dispatcher.loopAge })
+  }
+
+  async start(): Promise<void> {
+    this.#dispatcher.start()
+    await this.#heartbeat.start('dispatcher', {})
+  }
+
+  async stop({ immediate = false }: { immediate?: boolean | undefined } = {}): Promise<void> {
+    const ended = this.#dispatcher.stop()
+    if (!immediate) await withDeadline(ended, this.#pgbus.config.drainTimeout)
+    await this.#cancel()
+    await withDeadline(ended, cancelMs)
+    await this.#dispatcher.abandon()
+    await ended
+    this.#stopped ??= this.#heartbeat.stop()
+    await this.#stopped
+  }
+
+  /** A server goes on with a VACUUM whose client has left. */
+  async #cancel(): Promise<void> {
+    const { backend } = this.#dispatcher
+    if (backend === undefined) return
+    await this.#pgbus.db.query('SELECT pg_cancel_backend($1)', [backend]).catch(() => undefined)
+  }
+}
