@@ -92,6 +92,7 @@ export interface ResolvedConfig {
   readonly defaultQueue: string
   readonly priority: { readonly levels: number | null; readonly default: number }
   readonly visibilityTimeout: number
+  readonly renewVisibility: boolean
   readonly maxRetries: number
   readonly retry: { readonly base: number; readonly max: number; readonly jitter: number }
   readonly jobTimeout: number | null

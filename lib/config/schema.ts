@@ -212,6 +212,13 @@ const sections: [title: string, rows: Row[]][] = [
         'How long a claim hides a message; it is renewed while the job runs.',
       ],
       [
+        'renewVisibility',
+        boolean,
+        true,
+        true,
+        'Renew the lease of running jobs. Without it a job that runs longer than `visibilityTimeout` runs twice.',
+      ],
+      [
         'maxRetries',
         integerOrZero,
         5,

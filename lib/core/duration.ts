@@ -10,6 +10,9 @@ const unitMs: Record<string, number> = {
   w: 604_800_000,
 }
 
+/** A delay above this is a mistake, and dates beyond it do not fit everywhere. A hundred years, in milliseconds. */
+export const longestDelayMs = 100 * 365.25 * 86_400_000
+
 const pattern = /^(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)$/i
 
 /** Milliseconds of a duration, or `undefined` when it is none (`NaN`, infinite and negative numbers are none). */
@@ -18,5 +21,17 @@ export function parseDuration(value: unknown): number | undefined {
   if (typeof value !== 'string') return undefined
   const match = pattern.exec(value.trim())
   if (!match) return undefined
-  return Number(match[1]) * unitMs[match[2]!.toLowerCase()]!
+  const ms = Number(match[1]) * unitMs[match[2]!.toLowerCase()]!
+  return Number.isFinite(ms) ? ms : undefined
+}
+
+/**
+ * Milliseconds of a delay given by a caller; `where` begins the error's text.
+ * @throws TypeError when it is no duration, RangeError when it is above {@link longestDelayMs}.
+ */
+export function parseDelay(where: string, value: unknown): number {
+  const ms = parseDuration(value)
+  if (ms === undefined) throw new TypeError(`${where} must be a duration such as "30s", got ${String(value)}`)
+  if (ms > longestDelayMs) throw new RangeError(`${where} is above 100 years: ${String(value)}`)
+  return ms
 }

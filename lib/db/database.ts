@@ -1,5 +1,5 @@
 import pg from 'pg'
-import { PoolTimeoutError, ReadTimeoutError } from '../core/errors.ts'
+import { ClosedError, PoolTimeoutError, ReadTimeoutError } from '../core/errors.ts'
 import type { Logger } from '../core/log.ts'
 import { sleep } from '../core/sleep.ts'
 import { type ConnectOptions, type Connector, withPoolerHint } from './connector.ts'
@@ -236,6 +236,7 @@ export class Database {
     try {
       return await this.#pool.connect()
     } catch (error) {
+      if (this.#closed) throw new ClosedError('this pgbus instance was closed meanwhile', { cause: error })
       if (error instanceof Error && error.message === 'timeout exceeded when trying to connect') {
         const { size, available, waiting } = this.stats
         throw new PoolTimeoutError(
@@ -325,14 +326,13 @@ export function isConnectionError(error: unknown): boolean {
     return true
   return (
     error instanceof Error &&
-    /Connection terminated|Client has encountered a connection error|Cannot use a pool after/.test(
-      error.message,
-    )
+    /Connection terminated|Client has encountered a connection error/.test(error.message)
   )
 }
 
 /** A failure after which it is certain that the server never saw the statement. */
-function provesNothingRan(error: unknown): boolean {
+export function provesNothingRan(error: unknown): boolean {
+  if (error instanceof PoolTimeoutError || error instanceof ClosedError) return true
   const code = sqlState(error)
   if (unreachableCodes.has(code) || code === '57P03') return true
   return (

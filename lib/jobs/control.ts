@@ -1,4 +1,4 @@
-import { type Duration, parseDuration } from '../core/duration.ts'
+import { type Duration, parseDelay } from '../core/duration.ts'
 
 const brand = Symbol.for('pgbus.control')
 
@@ -11,11 +11,7 @@ export class RetryJob extends Error {
 
   constructor(options: { delay: Duration; reason?: string | undefined }) {
     super(options.reason ?? 'the job asked to run again')
-    const delay = parseDuration(options.delay)
-    if (delay === undefined) {
-      throw new TypeError(`RetryJob: delay must be a duration such as "30s", got ${String(options.delay)}`)
-    }
-    this.delay = delay
+    this.delay = parseDelay('RetryJob: delay', options.delay)
   }
 }
 

@@ -1,5 +1,5 @@
 import { currentInstance } from '../core/context.ts'
-import { type Duration, parseDuration } from '../core/duration.ts'
+import { type Duration, longestDelayMs, parseDuration } from '../core/duration.ts'
 import type { JsonValue } from '../core/json.ts'
 import type { Logger } from '../core/log.ts'
 import type { Pgbus } from '../pgbus.ts'
@@ -24,6 +24,10 @@ export interface JobOptions {
   maxAttempts?: number | undefined
   /** Default `retry`. */
   retry?: RetryPolicy | undefined
+  /** Keep the lease of a running attempt renewed. Default `renewVisibility`. */
+  renew?: boolean | undefined
+  /** What is done goes to the archive of its queue; false: it is deleted. Default true. */
+  archive?: boolean | undefined
   /** Checks the arguments at enqueue and before the handler, which gets what the schema made of them. */
   schema?: StandardSchemaV1 | undefined
 }
@@ -85,6 +89,9 @@ export interface JobDefinition {
   readonly retry:
     | { readonly base?: number; readonly max?: number; readonly jitter?: number }
     | ((attempt: number, error: Error) => unknown)
+  /** Undefined: as configured. */
+  readonly renew: boolean | undefined
+  readonly archive: boolean
   readonly schema: StandardSchemaV1 | undefined
   readonly handler: (args: unknown, context: JobContext) => unknown
   /** File and position of the definition. */
@@ -98,7 +105,17 @@ const holder = globalThis as { [key]?: Map<string, JobDefinition> }
 holder[key] ??= new Map<string, JobDefinition>()
 const catalogue = holder[key]
 
-const optionNames = new Set(['name', 'queue', 'priority', 'timeout', 'maxAttempts', 'retry', 'schema'])
+const optionNames = new Set([
+  'name',
+  'queue',
+  'priority',
+  'timeout',
+  'maxAttempts',
+  'retry',
+  'renew',
+  'archive',
+  'schema',
+])
 const retryNames = new Set(['base', 'max', 'jitter'])
 const maxNameLength = 255
 
@@ -133,11 +150,15 @@ export function defineJob<A>(
     enqueueMany: async (
       items: readonly ({ args: A } & Omit<EnqueueOptions, 'tx'>)[],
       { pgbus, tx, ...shared }: JobEnqueueOptions = {},
-    ) =>
-      currentInstance(pgbus).enqueueMany(
+    ) => {
+      if (shared.jobId !== undefined) {
+        throw new TypeError('enqueueMany: jobId identifies one job; give it with its item')
+      }
+      return currentInstance(pgbus).enqueueMany(
         items.map(item => ({ ...shared, ...item, job: definition.name })),
         { tx },
-      ),
+      )
+    },
   })
 }
 
@@ -150,7 +171,7 @@ function check(options: JobOptions, handler: JobDefinition['handler'], place: st
   if (typeof options !== 'object' || options === null) {
     throw new TypeError('defineJob: the first argument must be an object of options')
   }
-  const { name, queue, priority, timeout, maxAttempts, retry, schema } = options
+  const { name, queue, priority, timeout, maxAttempts, retry, renew, archive = true, schema } = options
   if (typeof name !== 'string' || name === '' || name.length > maxNameLength || name.includes('\0')) {
     throw new TypeError(
       `defineJob: name must be a string of 1 to ${maxNameLength} characters, got ${shown(name)}`,
@@ -181,6 +202,9 @@ function check(options: JobOptions, handler: JobDefinition['handler'], place: st
   if (timeout !== undefined && timeout !== null && !timeoutMs) {
     refuse('timeout must be null or a duration above 0 such as "30s"', timeout)
   }
+  for (const [option, value] of Object.entries({ renew, archive })) {
+    if (value !== undefined && typeof value !== 'boolean') refuse(`${option} must be true or false`, value)
+  }
   if (schema !== undefined && !isSchema(schema)) {
     refuse('schema must follow Standard Schema (it has no "~standard".validate)', schema)
   }
@@ -191,6 +215,8 @@ function check(options: JobOptions, handler: JobDefinition['handler'], place: st
     timeout: timeoutMs,
     maxAttempts,
     retry: checkRetry(retry, refuse),
+    renew,
+    archive,
     schema,
     handler,
     place,
@@ -212,8 +238,14 @@ function checkRetry(
   const parts: { base?: number; max?: number; jitter?: number } = {}
   for (const part of ['base', 'max'] as const) {
     if (retry[part] === undefined) continue
+    const ms = parseDuration(retry[part])
     parts[part] =
-      parseDuration(retry[part]) ?? refuse(`retry.${part} must be a duration such as "30s"`, retry[part])
+      ms !== undefined && ms <= longestDelayMs
+        ? ms
+        : refuse(`retry.${part} must be a duration of at most 100 years such as "30s"`, retry[part])
+  }
+  if ((parts.base ?? 0) > (parts.max ?? Number.POSITIVE_INFINITY)) {
+    refuse('retry.base must not be above retry.max', retry.base)
   }
   const { jitter } = retry
   if (jitter !== undefined) {

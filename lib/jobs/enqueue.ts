@@ -1,6 +1,6 @@
 import { randomUUID } from 'node:crypto'
 import type { ResolvedConfig } from '../config/options.ts'
-import { type Duration, parseDuration } from '../core/duration.ts'
+import { type Duration, longestDelayMs, parseDelay } from '../core/duration.ts'
 import { EnqueueError, QueueNotFoundError } from '../core/errors.ts'
 import { groupBy } from '../core/group-by.ts'
 import { encodeText, type JsonValue } from '../core/json.ts'
@@ -59,7 +59,6 @@ interface Prepared {
 
 const optionNames = new Set(['queue', 'priority', 'delay', 'runAt', 'headers', 'jobId', 'tx'])
 const itemNames = new Set([...optionNames, 'job', 'args'])
-const longestDelayMs = 100 * 365.25 * 86_400_000
 const largeMessageBytes = 256 * 1024
 const maxWarnedNames = 1_000
 
@@ -334,12 +333,7 @@ function checkDue(where: string, options: EnqueueOptions): Prepared['due'] {
     if (at - Date.now() > longestDelayMs) throw new RangeError(`${where}: runAt is above 100 years from now`)
     return { at }
   }
-  const delayMs = delay === undefined ? 0 : parseDuration(delay)
-  if (delayMs === undefined) {
-    throw new TypeError(`${where}: delay must be a duration such as "30s", got ${String(delay)}`)
-  }
-  if (delayMs > longestDelayMs) throw new RangeError(`${where}: delay is above 100 years`)
-  return { delayMs }
+  return { delayMs: delay === undefined ? 0 : parseDelay(`${where}: delay`, delay) }
 }
 
 function checkHeaders(where: string, headers: Record<string, JsonValue> | undefined): string | null {

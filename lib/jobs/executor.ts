@@ -1,7 +1,7 @@
 import type { ResolvedConfig } from '../config/options.ts'
 import { runningHandler } from '../core/context.ts'
 import { deferred } from '../core/deferred.ts'
-import { parseDuration } from '../core/duration.ts'
+import { parseDelay } from '../core/duration.ts'
 import { JobTimeoutError, LeaseLostError, ShutdownError, UnknownJobError } from '../core/errors.ts'
 import type { Logger } from '../core/log.ts'
 import { type Report, toError } from '../core/report.ts'
@@ -67,6 +67,7 @@ export class Executor {
     // Read before anything is judged: even what cannot be read must be buried in the end.
     const body = tryRead(delivery.message)
     const definition = body.envelope && findJob(body.envelope.name)
+    lease.renew = definition?.renew ?? config.renewVisibility
     const limit = Math.max(1, definition?.maxAttempts ?? config.maxRetries)
     if (delivery.readCount > limit) return this.#buryOnArrival(lease, body.envelope, limit)
 
@@ -153,17 +154,13 @@ export class Executor {
       log,
       pgbus,
       extend: async by => {
-        const ms = parseDuration(by)
-        if (ms === undefined) {
-          throw new TypeError(`extend takes a duration such as "5m", got ${String(by)}`)
-        }
-        await leases.extend(lease, ms)
+        await leases.extend(lease, parseDelay('extend: by', by))
       },
     }
   }
 
   async #succeed(end: End): Promise<Ending> {
-    const ending = await this.#write(end, { kind: 'archive' }, 'succeeded')
+    const ending = await this.#write(end, done(end), 'succeeded')
     if (ending === 'succeeded') {
       this.#options.log.debug({ ...this.#fields(end), ms: elapsed(end) }, 'job completed')
     }
@@ -190,7 +187,7 @@ export class Executor {
   }
 
   async #discard(end: End, reason: string): Promise<Ending> {
-    const ending = await this.#write(end, { kind: 'archive' }, 'discarded')
+    const ending = await this.#write(end, done(end), 'discarded')
     if (ending === 'discarded') {
       this.#options.log.info({ ...this.#fields(end), reason, ms: elapsed(end) }, 'job discarded')
     }
@@ -327,6 +324,11 @@ function isAbort(thrown: unknown, reason: unknown): boolean {
     // A getter of the handler's own error threw: not an abort.
   }
   return false
+}
+
+/** Where a job goes that is done with. */
+function done(end: End): Outcome {
+  return { kind: end.definition?.archive === false ? 'delete' : 'archive' }
 }
 
 function elapsed(end: End): number {

@@ -2,7 +2,7 @@ import { setMaxListeners } from 'node:events'
 import { LeaseLostError } from '../core/errors.ts'
 import { groupBy } from '../core/group-by.ts'
 import type { Logger } from '../core/log.ts'
-import { sleep } from '../core/sleep.ts'
+import { sleep, withDeadline } from '../core/sleep.ts'
 import { type Database, sqlState } from '../db/database.ts'
 import { type ExtendRow, extend } from '../pgmq/statements.ts'
 import type { Delivery } from './claim.ts'
@@ -10,6 +10,7 @@ import type { Delivery } from './claim.ts'
 const retryMs = 1_000
 const lockedRetryMs = 50
 const lockedTries = 40
+const renewalPatienceMs = 1_000
 
 /** The hold on one delivery, with the signal of the handler that works on it. */
 export class Lease {
@@ -19,8 +20,13 @@ export class Lease {
   renewedAt: number
   /** Held at least until then, by request of the handler. */
   heldUntil = 0
+  /** Renewed by itself; set by the job's definition. */
+  renew = true
   /** The outcome is being written: that the row is gone may be our own doing. */
   writing = false
+  /** Renewals that have no answer yet. */
+  readonly #renewals = new Set<Promise<unknown>>()
+  #renewalPaused = false
   #lost = false
 
   constructor(delivery: Delivery) {
@@ -37,6 +43,30 @@ export class Lease {
   /** The message belongs to somebody else, or must be assumed to. */
   get lost(): boolean {
     return this.#lost
+  }
+
+  /** Counts a statement that prolongs the hold. */
+  track<T>(renewal: Promise<T>): Promise<T> {
+    const forget = () => {
+      this.#renewals.delete(renewal)
+    }
+    this.#renewals.add(renewal)
+    renewal.then(forget, forget)
+    return renewal
+  }
+
+  get renewable(): boolean {
+    return this.renew && !this.#renewalPaused && !this.#lost
+  }
+
+  /** Renews no more, and waits for what is under way; not for long, because it may hang. */
+  async pauseRenewal(): Promise<void> {
+    this.#renewalPaused = true
+    if (this.#renewals.size > 0) await withDeadline(Promise.allSettled(this.#renewals), renewalPatienceMs)
+  }
+
+  resumeRenewal(): void {
+    this.#renewalPaused = false
   }
 
   /** Aborts the signal; the first reason stays. */
@@ -114,9 +144,9 @@ export class Leases {
    */
   async extend(lease: Lease, ms: number): Promise<void> {
     const { physical } = lease.delivery
-    for (let tries = 0; !lease.lost && this.#held.has(lease); tries += 1) {
+    for (let tries = 0; !lease.lost && !lease.writing && this.#held.has(lease); tries += 1) {
       const sentAt = performance.now()
-      const { rows } = await this.#db.query<ExtendRow>(extend(physical, [lease.delivery], ms))
+      const { rows } = await lease.track(this.#db.query<ExtendRow>(extend(physical, [lease.delivery], ms)))
       const state = rows[0]?.state
       if (state === 'extended') {
         lease.heldUntil = Math.max(lease.heldUntil, sentAt + ms)
@@ -151,14 +181,14 @@ export class Leases {
   #loseUnrenewed(): void {
     const now = performance.now()
     for (const lease of this.#held) {
-      if (now > Math.max(lease.renewedAt + 2 * this.#visibilityTimeout, lease.heldUntil)) {
+      if (lease.renew && now > Math.max(lease.renewedAt + 2 * this.#visibilityTimeout, lease.heldUntil)) {
         this.#lose(lease, 'could not be renewed for two visibility timeouts')
       }
     }
   }
 
   async #renewAll(): Promise<void> {
-    const leases = this.held.filter(lease => !lease.lost)
+    const leases = this.held.filter(lease => lease.renewable)
     const tables = groupBy(leases, lease => lease.delivery.physical)
     await Promise.all([...tables].map(([physical, leases]) => this.#renew(physical, leases)))
   }
@@ -170,7 +200,9 @@ export class Leases {
     const sentAt = performance.now()
     try {
       const tokens = leases.map(lease => lease.delivery)
-      const { rows } = await this.#db.query<ExtendRow>(extend(physical, tokens, this.#visibilityTimeout))
+      const statement = this.#db.query<ExtendRow>(extend(physical, tokens, this.#visibilityTimeout))
+      for (const lease of leases) void lease.track(statement)
+      const { rows } = await statement
       const states = new Map(rows.map(row => [row.msg_id, row.state]))
       for (const lease of leases) {
         const state = states.get(lease.delivery.msgId)

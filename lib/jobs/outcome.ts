@@ -1,15 +1,22 @@
 import type { ResolvedConfig } from '../config/options.ts'
-import { PoolTimeoutError, ReadTimeoutError } from '../core/errors.ts'
+import { ClosedError, PoolTimeoutError, ReadTimeoutError } from '../core/errors.ts'
 import type { Logger } from '../core/log.ts'
 import type { Report } from '../core/report.ts'
 import { sleep } from '../core/sleep.ts'
-import { type Database, isConnectionError, type Statement, sqlState } from '../db/database.ts'
+import {
+  type Database,
+  isConnectionError,
+  provesNothingRan,
+  type Statement,
+  sqlState,
+} from '../db/database.ts'
 import { deadLetterName, failedName, logicalOf } from '../pgmq/names.ts'
 import type { Queues } from '../pgmq/queues.ts'
 import {
   archiveMany,
   type BuryItem,
   buryMany,
+  deleteMany,
   extend,
   type MessageIdRow,
   type RetryItem,
@@ -26,6 +33,8 @@ import type { Lease } from './lease.ts'
 export type Outcome =
   /** Done, or discarded. */
   | { kind: 'archive' }
+  /** The same for a job that keeps no archive. */
+  | { kind: 'delete' }
   /** Failed, to run again. */
   | { kind: 'retry'; delayMs: number; record: ErrorRecord }
   /** Hopeless. */
@@ -47,7 +56,8 @@ const conflictTries = 3
  * nothing else. Ends of one kind and queue that come while such a statement runs share the next one.
  *
  * A statement that fails with its connection is repeated for as long as the lease can be renewed: the handler has
- * done its work, and only the database knows whether that was recorded.
+ * done its work, and only the database knows whether that was recorded. A repeat that finds nothing to change then
+ * means that the lost reply was a good one.
  */
 export class Outcomes {
   readonly #db: Database
@@ -57,6 +67,8 @@ export class Outcomes {
   readonly #report: Report
   readonly #onRelease: (lease: Lease) => void
   readonly #groups = new Map<string, unknown>()
+  /** Errors of statements that may have been executed all the same. */
+  readonly #uncertain = new WeakSet<object>()
   readonly #closed = new AbortController()
   #outage = false
 
@@ -81,15 +93,22 @@ export class Outcomes {
   async write(lease: Lease, outcome: Outcome): Promise<Written> {
     lease.writing = true
     let conflicts = 0
+    let maybeWritten = false
     // At least once: a lease that is lost for want of a renewal may still be ours in the database.
     for (let tries = 0; (tries === 0 || !lease.lost) && !this.#closed.signal.aborted; tries += 1) {
       try {
         const mine = await this.#send(lease, outcome)
         this.#recovered()
-        return mine ? 'written' : 'lost'
+        return mine || maybeWritten ? 'written' : 'lost'
       } catch (error) {
+        if (error instanceof ClosedError) return 'unrecorded'
         if (isTransient(error)) {
           this.#failing(error)
+          // What is archived can be found there, so a repeat of that knows by itself.
+          if (outcome.kind !== 'archive') maybeWritten ||= this.#uncertain.has(error as object)
+          // Never repeated: the next claim carries the token of what was released, and would lose its message.
+          if (outcome.kind === 'release' && maybeWritten) return 'written'
+          if (!maybeWritten) lease.resumeRenewal()
           await sleep(repeatMs[tries] ?? repeatMs.at(-1)!, this.#closed.signal)
         } else if (isConflict(error) && conflicts < conflictTries) {
           conflicts += 1
@@ -109,7 +128,7 @@ export class Outcomes {
     this.#closed.abort()
   }
 
-  #send(lease: Lease, outcome: Outcome): Promise<boolean> {
+  async #send(lease: Lease, outcome: Outcome): Promise<boolean> {
     const { physical, msgId, readCount } = lease.delivery
     const token = { msgId, readCount }
     const failed = failedName(this.#config, physical)
@@ -118,7 +137,11 @@ export class Outcomes {
         return this.#group<Token>('archive', physical, items => archiveMany(physical, items, failed)).add(
           token,
         )
+      case 'delete':
+        return this.#group<Token>('delete', physical, items => deleteMany(physical, items, failed)).add(token)
       case 'retry':
+        // A renewal that is executed after it would put off the next attempt.
+        await lease.pauseRenewal()
         return this.#group<RetryItem>('retry', physical, items => retryMany(physical, items, failed)).add({
           ...token,
           ...outcome.record,
@@ -170,7 +193,10 @@ export class Outcomes {
     if (!group) {
       group = new GroupCommit<T, boolean>({
         run: async items => {
-          const { rows } = await this.#db.query<MessageIdRow>(statement(items))
+          const { rows } = await this.#db.query<MessageIdRow>(statement(items)).catch((error: unknown) => {
+            if (mayHaveRun(error)) this.#uncertain.add(error as object)
+            throw error
+          })
           const moved = new Set(rows.map(row => row.msg_id))
           return items.map(item => moved.has(item.msgId))
         },
@@ -217,6 +243,12 @@ function isTransient(error: unknown): boolean {
     // A standby that is being promoted; a server that refuses writes meanwhile.
     sqlState(error) === '25006'
   )
+}
+
+/** The answer was lost, rather than bad. */
+function mayHaveRun(error: unknown): boolean {
+  const reason = error instanceof ReadTimeoutError ? error.cause : error
+  return isConnectionError(reason) && !provesNothingRan(reason)
 }
 
 function isConflict(error: unknown): boolean {

@@ -217,6 +217,26 @@ SELECT t.msg_id FROM token t
 }
 
 /**
+ * Removes done messages without keeping them, and forgets their recorded failures. Rows `{ msg_id }` of those that
+ * were still this delivery.
+ */
+export function deleteMany(physical: string, tokens: readonly Token[], failedName: string): Statement {
+  return {
+    name: statementName('delete', physical),
+    text: `WITH gone AS (
+  DELETE FROM ${queueTable(physical)} m USING unnest($1::bigint[], $2::int[]) AS t (msg_id, read_ct)
+   WHERE m.msg_id = t.msg_id AND m.read_ct = t.read_ct
+  RETURNING m.msg_id, m.read_ct
+), cleared AS (
+  DELETE FROM pgbus_failed_events f USING gone g
+   WHERE g.read_ct > 1 AND f.queue_name = $3::text AND f.msg_id = g.msg_id
+)
+SELECT msg_id FROM gone`,
+    values: [...tokenArrays(tokens), failedName],
+  }
+}
+
+/**
  * Records failures and hides the messages until their next attempt. One record per message, the newest error
  * wins; payload and headers are recorded as stored. Rows `{ msg_id }` of those that were still this delivery.
  */
@@ -224,7 +244,6 @@ export function retryMany(physical: string, items: readonly RetryItem[], failedN
   const sorted = byId(items)
   return {
     name: statementName('retry', physical),
-    idempotent: true,
     text: `WITH item AS MATERIALIZED (
   SELECT * FROM unnest($1::bigint[], $2::int[], $3::float8[], $4::text[], $5::text[], $6::text[])
     AS i (msg_id, read_ct, delay_ms, error_class, error_message, backtrace)

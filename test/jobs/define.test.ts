@@ -30,6 +30,14 @@ t.test('given options that are wrong', async t => {
     ['an unknown part of retry', { name: 'wrong', retry: { factor: 2 } }, /job "wrong": retry has only/],
     ['a bad jitter', { name: 'wrong', retry: { jitter: 2 } }, /job "wrong": retry\.jitter/],
     ['a bad base', { name: 'wrong', retry: { base: 'x' } }, /job "wrong": retry\.base/],
+    ['a base above its max', { name: 'wrong', retry: { base: '2m', max: '1m' } }, /base must not be above/],
+    [
+      'an endless base',
+      { name: 'wrong', retry: { base: `${'9'.repeat(400)}w` } },
+      /job "wrong": retry\.base/,
+    ],
+    ['a renew of words', { name: 'wrong', renew: 'no' }, /job "wrong": renew must be true or false/],
+    ['an archive of words', { name: 'wrong', archive: 0 }, /job "wrong": archive must be true or false/],
     ['a schema that is none', { name: 'wrong', schema: {} }, /job "wrong": schema/],
   ]
   for (const [name, options, message] of cases) {

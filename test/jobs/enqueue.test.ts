@@ -64,6 +64,10 @@ t.test('given a job with options of its own', async t => {
       { queue: 'mails', msgId: 3 },
       { queue: 'others', msgId: 2 },
     ])
+    await t.rejects(mail.enqueueMany([{ args: { to: 'x' } }], { jobId: 'one' }), {
+      name: 'TypeError',
+      message: /jobId identifies one job/,
+    })
   })
 })
 

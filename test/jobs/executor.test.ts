@@ -43,6 +43,16 @@ t.test('given handlers that fail', async t => {
     t.notMatch(JSON.stringify(lines), 'secret')
   })
 
+  t.test('when a job keeps no archive, then it is deleted, with the record of its failure', async t => {
+    defineJob({ name: 'unarchived', archive: false, retry: () => 0 }, (_args, { job }) => {
+      if (job.attempt === 1) throw new Error('not yet')
+    })
+    const before = await bench.archived()
+    await settled('unarchived')
+    t.equal(await bench.archived(), before)
+    t.same(await failures(), [])
+  })
+
   t.test('when one always fails, then it is buried after its attempts, with its error', async t => {
     const attempts: number[] = []
     defineJob({ name: 'fails-always', maxAttempts: 3, retry: () => 0 }, (_args, { job }) => {
@@ -97,6 +107,8 @@ t.test('given handlers that fail', async t => {
     const attempts: number[] = []
     defineJob({ name: 'throws-retry', maxAttempts: 2 }, (_args, { job }) => {
       attempts.push(job.attempt)
+      t.throws(() => new RetryJob({ delay: 'soon' }), TypeError)
+      t.throws(() => new RetryJob({ delay: '6000w' }), RangeError)
       throw new RetryJob({ delay: '50ms', reason: 'busy' })
     })
     lines.length = 0

@@ -28,7 +28,24 @@ t.test('given a visibility timeout of two seconds', async t => {
     await other.stop()
   })
 
+  t.test('when a job asks for no renewal, then it runs twice', async t => {
+    const gate = deferred()
+    const attempts: number[] = []
+    defineJob({ name: 'unrenewed', renew: false }, async (_args, { job }) => {
+      attempts.push(job.attempt)
+      await gate.promise
+    })
+    await pgbus.enqueue('unrenewed', null)
+    await waitFor(() => attempts.length === 2)
+    gate.resolve()
+    await drained(bench)
+    t.same(attempts, [1, 2])
+    // The first was told that its message was delivered again.
+    await waitFor(() => worker.stats().inFlight === 0)
+  })
+
   t.test('when the message is taken away, then the signal aborts and nothing is recorded', async t => {
+    const lost = worker.stats().leasesLost
     const reason = deferred<unknown>()
     defineJob({ name: 'taken' }, async (_args, { signal }) => {
       await once(signal, 'abort')
@@ -40,7 +57,7 @@ t.test('given a visibility timeout of two seconds', async t => {
     await db.query("UPDATE pgmq.q_pgbus_default SET read_ct = read_ct + 1, vt = now() + interval '1 hour'")
     t.ok((await reason.promise) instanceof LeaseLostError)
     await waitFor(() => worker.stats().inFlight === 0)
-    t.equal(worker.stats().leasesLost, 1)
+    t.equal(worker.stats().leasesLost, lost + 1)
     t.same(await bench.failures(), [])
     t.match(await bench.rows(), [{ read_ct: 2, hidden: true }])
     await pgbus.queues.purge('default')

@@ -1,7 +1,12 @@
 import pg from 'pg'
 import t from 'tap'
 import { deferred } from '../../lib/core/deferred.ts'
+import { ClosedError } from '../../lib/core/errors.ts'
+import type { Database, Statement } from '../../lib/db/database.ts'
+import { claimMessages } from '../../lib/jobs/claim.ts'
 import { defineJob } from '../../lib/jobs/define.ts'
+import { Lease, Leases } from '../../lib/jobs/lease.ts'
+import { type Outcome, Outcomes } from '../../lib/jobs/outcome.ts'
 import { startServer } from '../support/database.ts'
 import { createTestPgbus } from '../support/instance.ts'
 import { waitFor } from '../support/wait-for.ts'
@@ -37,7 +42,7 @@ t.test('given a job whose end cannot be written', async t => {
           WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%a_pgbus_default%'`,
         )
         for (const { pid } of ended) terminated.add(pid)
-        return terminated.size >= 5
+        return terminated.size >= 10
       })
       const renewed = await waitFor(async () => {
         const [row] = await db.query<{ vt: Date; read_ct: number }>(
@@ -73,6 +78,124 @@ t.test('given a job whose end cannot be written', async t => {
       t.ok(lines.some(line => line.fields.action === 'record_failed_event'))
     },
   )
+})
+
+t.test('given an end whose reply is lost', async t => {
+  const bench = await setup(t, { visibilityTimeout: '1m' })
+  const { pgbus, db } = bench
+  await pgbus.queues.ensure('default')
+  const reports: unknown[] = []
+
+  /** Outcomes whose first statement that matches is executed, but not answered. */
+  const write = async (sql: RegExp, outcome: Outcome, meanwhile: () => Promise<unknown> = async () => {}) => {
+    await pgbus.enqueue('unanswered', null)
+    const claim = await claimMessages(pgbus.db, ['pgbus_default'], 1, 60_000)
+    let lost = 0
+    const silent = {
+      query: async (statement: Statement) => {
+        const result = await pgbus.db.query(statement)
+        if (lost > 0 || !sql.test(statement.text)) return result
+        lost += 1
+        await meanwhile()
+        throw Object.assign(new Error('read ECONNRESET'), { code: 'ECONNRESET' })
+      },
+    } as unknown as Database
+    const { queues, config, log } = pgbus
+    const outcomes = new Outcomes({
+      db: silent,
+      queues,
+      config,
+      log,
+      report: error => void reports.push(error),
+      onRelease: () => undefined,
+    })
+    const lease = new Lease(claim.deliveries[0]!)
+    const written = await outcomes.write(lease, outcome)
+    t.equal(lost, 1)
+    return written
+  }
+  const record = { errorClass: 'Error', errorMessage: 'no', backtrace: null }
+
+  t.test('when it is an archive, then the repeat finds it done', async t => {
+    t.equal(await write(/pgmq\."a_/, { kind: 'archive' }), 'written')
+    t.equal(await bench.archived(), 1)
+  })
+
+  t.test('when it is a deletion, then the repeat does not take it for lost', async t => {
+    t.equal(await write(/DELETE/, { kind: 'delete' }), 'written')
+    t.same(await bench.rows(), [])
+  })
+
+  t.test('when it is a burial, then it counts as written, and is one', async t => {
+    t.equal(await write(/_dlq/, { kind: 'bury', record, failedAt: new Date() }), 'written')
+    t.equal((await bench.rows('pgbus_default_dlq')).length, 1)
+  })
+
+  t.test('when it is a retry that somebody claimed meanwhile, then it counts as written', async t => {
+    const meanwhile = () => claimMessages(pgbus.db, ['pgbus_default'], 1, 60_000)
+    t.equal(await write(/UPDATE/, { kind: 'retry', delayMs: 0, record }, meanwhile), 'written')
+    t.match(await bench.rows(), [{ read_ct: 2, hidden: true }])
+    await pgbus.queues.purge('default')
+  })
+
+  t.test('when it is a release, then it is not sent again: the message may run elsewhere', async t => {
+    const meanwhile = () => claimMessages(pgbus.db, ['pgbus_default'], 1, 60_000)
+    t.equal(await write(/UPDATE/, { kind: 'release' }, meanwhile), 'written')
+    t.match(await bench.rows(), [{ read_ct: 1, hidden: true }], 'still claimed by the other')
+    await db.query('DELETE FROM pgmq.q_pgbus_default')
+  })
+  t.same(reports, [])
+})
+
+t.test('given a retry while the lease is being renewed', async t => {
+  const bench = await setup(t, { visibilityTimeout: '2s' })
+  const { pgbus } = bench
+
+  t.test('when the renewal is slow, then it does not put off the next attempt', async t => {
+    let renewing = false
+    const slow = deferred()
+    const late = {
+      query: async (statement: Statement) => {
+        if (/'extended'/.test(statement.text)) {
+          renewing = true
+          await slow.promise
+        }
+        return pgbus.db.query(statement)
+      },
+    } as unknown as Database
+    const { queues, config, log, report } = pgbus
+    await pgbus.enqueue('slowly-renewed', null)
+    const { deliveries } = await claimMessages(pgbus.db, ['pgbus_default'], 1, 2_000)
+    const leases = new Leases({ db: late, visibilityTimeout: 2_000, log })
+    t.teardown(() => leases.close())
+    const lease = leases.add(deliveries[0]!)
+    const outcomes = new Outcomes({ db: late, queues, config, log, report, onRelease: () => undefined })
+    await waitFor(() => renewing)
+    const record = { errorClass: 'Error', errorMessage: 'no', backtrace: null }
+    const written = outcomes.write(lease, { kind: 'retry', delayMs: 0, record })
+    setImmediate(() => slow.resolve())
+    t.equal(await written, 'written')
+    t.match(await bench.rows(), [{ read_ct: 1, hidden: false }])
+  })
+})
+
+t.test('given an instance that is closed under its writer', async t => {
+  const bench = await setup(t)
+
+  t.test('when an end is to be written, then it is given up without a report', async t => {
+    const { pgbus, lines } = bench
+    await pgbus.enqueue('closed-under', null)
+    const { deliveries } = await claimMessages(pgbus.db, ['pgbus_default'], 1, 60_000)
+    const { db, queues, config, log, report } = pgbus
+    const outcomes = new Outcomes({ db, queues, config, log, report, onRelease: () => undefined })
+    await pgbus.close()
+    await t.rejects(db.query('SELECT 1'), ClosedError)
+    t.equal(await outcomes.write(new Lease(deliveries[0]!), { kind: 'archive' }), 'unrecorded')
+    t.same(
+      lines.filter(line => line.level === 'error'),
+      [],
+    )
+  })
 })
 
 t.test('given many jobs that end together', async t => {

@@ -60,6 +60,7 @@ t.test('given a policy of the job', async t => {
     t.same(step({ base: 1_000 }), { delayMs: 2_000 })
     t.same(step({ max: 7_000 }), { delayMs: 7_000 })
     t.same(step({}), { delayMs: 10_000 })
+    t.same(step({ base: 3_600_000, jitter: 0 }), { delayMs: 3_600_000 }, 'above the common ceiling')
   })
 
   t.test('when it is a function, then its answer counts as it is', async t => {
@@ -96,6 +97,8 @@ t.test('given a policy of the job', async t => {
     ['returns nothing', () => undefined],
     ['returns a promise', async () => '1s'],
     ['returns a negative number', () => -1],
+    ['returns for ever', () => `${'9'.repeat(400)}w`],
+    ['returns more than a hundred years', () => '6000w'],
     ['returns an unknown word', () => 'later'],
   ] as const) {
     t.test(`when a function ${name}, then it is reported and the formula is used`, async t => {
