@@ -149,7 +149,7 @@ end $$;
 -- collation do not matter. Messages without one form a group of their own. Two groups that share a number by chance
 -- are worked on as one.
 create or replace function pgbus_group_key() returns text
-language sql immutable parallel safe as $$
+language sql immutable parallel safe set search_path from current as $$
   select 'hashtextextended(coalesce(headers->>''x-pgmq-group'', ''''), 0)';
 $$;
 

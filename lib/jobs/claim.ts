@@ -26,9 +26,6 @@ export interface Delivery {
   readonly probe: boolean
 }
 
-/** The fencing token of a delivery as it travels between processes. */
-export type HeldToken = readonly [physical: string, msgId: number, readCount: number]
-
 export interface Claim {
   /** In the order in which they are to start. */
   readonly deliveries: Delivery[]
@@ -239,7 +236,7 @@ export class Claimer {
   }
 }
 
-function deliveryOf(row: ClaimManyRow, physical: string, msgId: number, claimedAt: number): Delivery {
+export function deliveryOf(row: ClaimManyRow, physical: string, msgId: number, claimedAt: number): Delivery {
   return {
     physical,
     msgId,

@@ -9,6 +9,7 @@ export function deadLetterText(
   token: Token,
   error: ErrorRecord | null,
   failedAt: Date,
+  more: Readonly<Record<string, unknown>> = {},
 ): string {
   return JSON.stringify({
     // Where a retry of the dead letter has to go.
@@ -20,6 +21,7 @@ export function deadLetterText(
       error_message: wellFormed(error.errorMessage.slice(0, maxMessageLength)),
     }),
     failed_at: failedAt.toISOString(),
+    ...more,
   })
 }
 

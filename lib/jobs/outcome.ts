@@ -65,7 +65,7 @@ export class Outcomes {
   readonly #config: ResolvedConfig
   readonly #log: Logger
   readonly #report: Report
-  readonly #onRelease: (lease: Lease) => void
+  readonly #onRelease: (lease: Lease) => Promise<void>
   readonly #groups = new Map<string, unknown>()
   /** Errors of statements that may have been executed all the same. */
   readonly #uncertain = new WeakSet<object>()
@@ -78,8 +78,8 @@ export class Outcomes {
     config: ResolvedConfig
     log: Logger
     report: Report
-    /** Called before a delivery is given back. */
-    onRelease: (lease: Lease) => void
+    /** Waited for before a delivery is given back. */
+    onRelease: (lease: Lease) => Promise<void>
   }) {
     this.#db = options.db
     this.#queues = options.queues
@@ -153,9 +153,9 @@ export class Outcomes {
           deadLetter: deadLetterText(physical, token, outcome.record, outcome.failedAt),
         })
       case 'release':
-        // Told first: the next claim carries the same token, and whoever still counts this one as held here
-        // would give away a message that runs elsewhere.
-        this.#onRelease(lease)
+        // Told first, and waited for until it is told: the next claim carries the same token, and whoever still
+        // counts this one as held here would give away a message that runs elsewhere.
+        await this.#onRelease(lease)
         return this.#group<Token>('release', physical, items => release(physical, items, null)).add(token)
     }
   }

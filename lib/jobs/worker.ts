@@ -27,6 +27,7 @@ import { HeldTokens, type OnHeld } from './held-tokens.ts'
 import { type Lease, Leases } from './lease.ts'
 import { Outcomes } from './outcome.ts'
 import { QueueBreaker } from './queue-breaker.ts'
+import { planStart } from './suspects.ts'
 import { idleCeilingMs, Wake, waitAfterClaim } from './wake.ts'
 
 export type WorkerState = 'starting' | 'running' | 'paused' | 'draining' | 'stopped'
@@ -164,7 +165,7 @@ export class Worker {
       config,
       log,
       report,
-      onRelease: lease => this.#held.tell([], [lease]),
+      onRelease: lease => this.#held.done([lease]),
     })
     this.#executor = new Executor({
       db,
@@ -350,10 +351,17 @@ export class Worker {
     this.#firstPass.resolve()
     const leases = this.#take(claim.deliveries)
     if (this.#state !== 'running') {
+      void this.#held.claimed(leases)
       await this.#giveBack(leases)
       return
     }
-    for (const lease of leases) this.#start(lease)
+    const { start, giveBack, alone } = planStart(leases)
+    if (alone) {
+      await this.#runAlone(start, giveBack)
+      return
+    }
+    void this.#held.running(start)
+    for (const lease of start) this.#start(lease)
     if (leases.length > 0) this.#emptyLooks = 0
     // As many as asked for: more may be due.
     if (leases.length === free) return
@@ -381,8 +389,22 @@ export class Worker {
   #take(deliveries: readonly Delivery[]): Lease[] {
     const leases = deliveries.map(delivery => this.#leases.add(delivery))
     this.#claimed += leases.length
-    this.#held.tell(leases, [])
     return leases
+  }
+
+  /** Nothing else runs beside a suspect, and nothing is claimed meanwhile. */
+  async #runAlone(suspects: readonly Lease[], others: readonly Lease[]): Promise<void> {
+    void this.#held.claimed([...suspects, ...others])
+    await this.#giveBack(others)
+    while (this.#jobs.size > 0) await Promise.all(this.#jobs)
+    if (this.#state !== 'running') {
+      await this.#giveBack(suspects)
+      return
+    }
+    // Waited for: the next step may be the last of this process.
+    await this.#held.running(suspects)
+    for (const lease of suspects) this.#start(lease)
+    while (this.#jobs.size > 0) await Promise.all(this.#jobs)
   }
 
   #start(lease: Lease): void {
@@ -401,7 +423,7 @@ export class Worker {
       this.#options.report(error, { action: 'execute_job', queue: lease.delivery.physical })
     }
     this.#leases.end(lease)
-    this.#held.tell([], [lease])
+    void this.#held.done([lease])
     this.#processed += 1
     if (ending === 'retried' || ending === 'postponed' || ending === 'buried') this.#failed += 1
     if (ending === 'buried' || ending === 'expired') this.#buried += 1
@@ -431,7 +453,7 @@ export class Worker {
   async #giveBack(leases: readonly Lease[]): Promise<void> {
     await Promise.all(leases.map(lease => this.#outcomes.write(lease, { kind: 'release' })))
     for (const lease of leases) this.#leases.end(lease)
-    this.#held.tell([], leases)
+    void this.#held.done(leases)
   }
 
   async #stop(drainMs: number): Promise<void> {
@@ -494,7 +516,7 @@ export class Worker {
         }),
       ),
     )
-    this.#held.tell([], left)
+    void this.#held.done(left)
   }
 
   get #isEnding(): boolean {

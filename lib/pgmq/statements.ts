@@ -390,13 +390,13 @@ function byId<T extends Token>(tokens: readonly T[]): T[] {
   return tokens.toSorted((a, b) => a.msgId - b.msgId)
 }
 
-function tokenArrays(tokens: readonly Token[]): [number[], number[]] {
+export function tokenArrays(tokens: readonly Token[]): [number[], number[]] {
   const sorted = byId(tokens)
   return [sorted.map(t => t.msgId), sorted.map(t => t.readCount)]
 }
 
 /** Unique per kind and queue, and within the 63 bytes that the server keeps. */
-function statementName(kind: string, ...physicals: string[]): string {
+export function statementName(kind: string, ...physicals: string[]): string {
   const name = `${kind}:${physicals.join('>')}`
   if (Buffer.byteLength(name) <= 63) return name
   return `${kind}:${createHash('sha256').update(name).digest('hex').slice(0, 48)}`

@@ -1,5 +1,5 @@
 import type { ResolvedWorkerEntry } from '../config/options.ts'
-import type { HeldToken } from '../jobs/claim.ts'
+import type { HeldToken } from '../jobs/held-tokens.ts'
 
 /** What a child is for: its role, and what that role needs to know. */
 export type ChildSpec = { readonly role: 'worker'; readonly entry: ResolvedWorkerEntry }
@@ -39,11 +39,8 @@ export type ChildToSupervisor =
   /** The first look at the queues went through. */
   | { t: 'ready' }
   | ListenMessage
-  /**
-   * Deliveries taken and finished since the last such message. `done` counts first: a delivery that was given
-   * back and claimed again has the same token.
-   */
-  | { t: 'held'; taken: HeldToken[]; done: HeldToken[] }
+  /** Deliveries whose state changed since the last such message, each in one list. */
+  | { t: 'held'; claimed: HeldToken[]; running: HeldToken[]; done: HeldToken[] }
   /** It has done enough: another process should do its work. */
   | { t: 'recycle'; reason: string }
   /** Why this child is about to end. */

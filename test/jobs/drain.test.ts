@@ -154,8 +154,8 @@ t.test('given a queue of many jobs', async t => {
         const worker = bench.pgbus.createWorker(
           { ...entry, concurrency: 1 + (round % 7) },
           {
-            onHeld: (taken, done) => {
-              released += taken.length - done.length
+            onHeld: async ({ claimed = [], running = [], done = [] }) => {
+              released += claimed.length + running.length - done.length
             },
           },
         )

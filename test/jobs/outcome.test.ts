@@ -3,14 +3,13 @@ import t from 'tap'
 import { deferred } from '../../lib/core/deferred.ts'
 import { ClosedError } from '../../lib/core/errors.ts'
 import type { Database, Statement } from '../../lib/db/database.ts'
-import { claimMessages } from '../../lib/jobs/claim.ts'
 import { defineJob } from '../../lib/jobs/define.ts'
 import { Lease, Leases } from '../../lib/jobs/lease.ts'
 import { type Outcome, Outcomes } from '../../lib/jobs/outcome.ts'
 import { startServer } from '../support/database.ts'
 import { createTestPgbus } from '../support/instance.ts'
 import { waitFor } from '../support/wait-for.ts'
-import { drained, setup } from './support.ts'
+import { claimOne, drained, setup } from './support.ts'
 
 t.test('given a job whose end cannot be written', async t => {
   const bench = await setup(t, { visibilityTimeout: '3s' })
@@ -89,7 +88,7 @@ t.test('given an end whose reply is lost', async t => {
   /** Outcomes whose first statement that matches is executed, but not answered. */
   const write = async (sql: RegExp, outcome: Outcome, meanwhile: () => Promise<unknown> = async () => {}) => {
     await pgbus.enqueue('unanswered', null)
-    const claim = await claimMessages(pgbus.db, ['pgbus_default'], 1, 60_000)
+    const delivery = await claimOne(pgbus, 60_000)
     let lost = 0
     const silent = {
       query: async (statement: Statement) => {
@@ -107,9 +106,9 @@ t.test('given an end whose reply is lost', async t => {
       config,
       log,
       report: error => void reports.push(error),
-      onRelease: () => undefined,
+      onRelease: async () => undefined,
     })
-    const lease = new Lease(claim.deliveries[0]!)
+    const lease = new Lease(delivery)
     const written = await outcomes.write(lease, outcome)
     t.equal(lost, 1)
     return written
@@ -132,14 +131,14 @@ t.test('given an end whose reply is lost', async t => {
   })
 
   t.test('when it is a retry that somebody claimed meanwhile, then it counts as written', async t => {
-    const meanwhile = () => claimMessages(pgbus.db, ['pgbus_default'], 1, 60_000)
+    const meanwhile = () => claimOne(pgbus, 60_000)
     t.equal(await write(/UPDATE/, { kind: 'retry', delayMs: 0, record }, meanwhile), 'written')
     t.match(await bench.rows(), [{ read_ct: 2, hidden: true }])
     await pgbus.queues.purge('default')
   })
 
   t.test('when it is a release, then it is not sent again: the message may run elsewhere', async t => {
-    const meanwhile = () => claimMessages(pgbus.db, ['pgbus_default'], 1, 60_000)
+    const meanwhile = () => claimOne(pgbus, 60_000)
     t.equal(await write(/UPDATE/, { kind: 'release' }, meanwhile), 'written')
     t.match(await bench.rows(), [{ read_ct: 1, hidden: true }], 'still claimed by the other')
     await db.query('DELETE FROM pgmq.q_pgbus_default')
@@ -165,11 +164,11 @@ t.test('given a retry while the lease is being renewed', async t => {
     } as unknown as Database
     const { queues, config, log, report } = pgbus
     await pgbus.enqueue('slowly-renewed', null)
-    const { deliveries } = await claimMessages(pgbus.db, ['pgbus_default'], 1, 2_000)
+    const delivery = await claimOne(pgbus, 2_000)
     const leases = new Leases({ db: late, visibilityTimeout: 2_000, log })
     t.teardown(() => leases.close())
-    const lease = leases.add(deliveries[0]!)
-    const outcomes = new Outcomes({ db: late, queues, config, log, report, onRelease: () => undefined })
+    const lease = leases.add(delivery)
+    const outcomes = new Outcomes({ db: late, queues, config, log, report, onRelease: async () => undefined })
     await waitFor(() => renewing)
     const record = { errorClass: 'Error', errorMessage: 'no', backtrace: null }
     const written = outcomes.write(lease, { kind: 'retry', delayMs: 0, record })
@@ -185,12 +184,12 @@ t.test('given an instance that is closed under its writer', async t => {
   t.test('when an end is to be written, then it is given up without a report', async t => {
     const { pgbus, lines } = bench
     await pgbus.enqueue('closed-under', null)
-    const { deliveries } = await claimMessages(pgbus.db, ['pgbus_default'], 1, 60_000)
+    const delivery = await claimOne(pgbus, 60_000)
     const { db, queues, config, log, report } = pgbus
-    const outcomes = new Outcomes({ db, queues, config, log, report, onRelease: () => undefined })
+    const outcomes = new Outcomes({ db, queues, config, log, report, onRelease: async () => undefined })
     await pgbus.close()
     await t.rejects(db.query('SELECT 1'), ClosedError)
-    t.equal(await outcomes.write(new Lease(deliveries[0]!), { kind: 'archive' }), 'unrecorded')
+    t.equal(await outcomes.write(new Lease(delivery), { kind: 'archive' }), 'unrecorded')
     t.same(
       lines.filter(line => line.level === 'error'),
       [],

@@ -1,8 +1,10 @@
 import type { PgbusConfig, WorkerEntry } from '../../lib/config/options.ts'
 import type { Logger } from '../../lib/core/log.ts'
-import type { HeldToken } from '../../lib/jobs/claim.ts'
+import { type Delivery, deliveryOf } from '../../lib/jobs/claim.ts'
+import type { HeldToken } from '../../lib/jobs/held-tokens.ts'
 import type { Worker } from '../../lib/jobs/worker.ts'
 import type { Pgbus } from '../../lib/pgbus.ts'
+import { type ClaimManyRow, claimMany } from '../../lib/pgmq/statements.ts'
 import { createDatabase, type TestContext, type TestDatabase } from '../support/database.ts'
 import { createTestPgbus } from '../support/instance.ts'
 import { waitFor } from '../support/wait-for.ts'
@@ -60,7 +62,15 @@ export async function setup(t: TestContext, config: PgbusConfig = {}): Promise<B
     pgbus,
     lines,
     work: async (entry, onHeld) => {
-      const worker = pgbus.createWorker({ queues: ['default'], ...entry }, { onHeld })
+      const worker = pgbus.createWorker(
+        { queues: ['default'], ...entry },
+        {
+          onHeld:
+            onHeld &&
+            (async ({ claimed = [], running = [], done = [] }) =>
+              onHeld([...claimed, ...running], [...done])),
+        },
+      )
       t.teardown(() => worker.stop({ timeout: 0, immediate: true }))
       await worker.start()
       return worker
@@ -97,4 +107,12 @@ function recorder(lines: Line[], bindings: Record<string, unknown> = {}): Logger
     error: write('error'),
     child: more => recorder(lines, { ...bindings, ...more }),
   }
+}
+
+/** Claims one message of the default queue, as a worker does. */
+export async function claimOne({ db }: Pgbus, visibilityTimeout: number): Promise<Delivery> {
+  const claimedAt = performance.now()
+  const { rows } = await db.query<ClaimManyRow>(claimMany(['pgbus_default'], 1, visibilityTimeout))
+  const row = rows.find(({ msg_id }) => msg_id !== null)!
+  return deliveryOf(row, row.physical!, row.msg_id!, claimedAt)
 }

@@ -143,8 +143,7 @@ function flushed(): Promise<void> {
   return new Promise(resolve => {
     if (!process.connected || !process.send) return resolve()
     setTimeout(resolve, lastMessageMs).unref()
-    process.send({ t: 'held', taken: [], done: [] } satisfies ChildToSupervisor, undefined, undefined, () =>
-      resolve(),
-    )
+    const nothing: ChildToSupervisor = { t: 'held', claimed: [], running: [], done: [] }
+    process.send(nothing, undefined, undefined, () => resolve())
   })
 }

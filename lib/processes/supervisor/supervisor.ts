@@ -247,7 +247,7 @@ export class Supervisor {
   #gone(handle: ChildHandle, exit: ChildExit): void {
     this.#hub?.remove(handle)
     // A child that ends by itself has given back everything and deleted its row.
-    if (exit.code !== 0 || handle.held.size > 0) this.#salvage.giveBack(handle)
+    if (exit.code !== 0 || handle.held.size > 0) this.#salvage.giveBack(handle, exit)
     this.#finishWhenEmpty()
   }
 

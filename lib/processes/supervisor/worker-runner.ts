@@ -12,7 +12,7 @@ export class WorkerRunner implements Runner {
     const held = new HeldReporter((difference, sent) => context.tell({ t: 'held', ...difference }, sent))
     this.#context = context
     this.#worker = context.pgbus.createWorker(entry, {
-      onHeld: (taken, done) => held.report(taken, done),
+      onHeld: change => held.report(change),
       onTables: tables => this.#listen(tables),
     })
     this.#worker.setDelivering(context.delivering)

@@ -106,13 +106,13 @@ t.test('given a child that boots', async t => {
 t.test('given a child that ends', async t => {
   t.test('when its process ends before its last words are read, then they still count', async t => {
     const { child, handle, exits } = setup()
-    child.say({ t: 'held', taken: [['pgbus_default', 1, 1]], done: [] })
+    child.say({ t: 'held', claimed: [], running: [['pgbus_default', 1, 1]], done: [] })
     child.emit('exit', null, 'SIGKILL')
     t.strictSame(exits, [], 'the channel is still open')
-    child.say({ t: 'held', taken: [['pgbus_default', 2, 1]], done: [['pgbus_default', 1, 1]] })
+    child.say({ t: 'held', claimed: [['pgbus_default', 2, 1]], running: [], done: [['pgbus_default', 1, 1]] })
     child.disconnects()
     t.match(exits, [{ signal: 'SIGKILL', reason: 'was killed by SIGKILL', expected: false }])
-    t.strictSame([...handle.held.byTable()], [['pgbus_default', [{ msgId: 2, readCount: 1 }]]])
+    t.strictSame([...handle.held.waiting], [['pgbus_default', [{ msgId: 2, readCount: 1 }]]])
   })
 
   t.test('when somebody holds its channel open, then the exit is seen all the same', async t => {
