@@ -130,7 +130,7 @@ t.test('given pgbus config', async t => {
     t.match(stdout, '\ndrainTimeout = 120000  # file\n')
     t.match(stdout, '\nshutdownTimeout = 125000\n')
     t.match(stdout, '\npool.size = 7  # environment\n')
-    t.match(stdout, '\nworkers = [{"name":"mail","queues":["mail"],"concurrency":2,"processes":1}]  # file\n')
+    t.match(stdout, /\nworkers = \[\{"name":"mail","queues":\["mail"\],"concurrency":2,.*\}\] {2}# file\n/)
     t.match(stdout, 'databaseUrl = "postgres://app:[REDACTED]@127.0.0.1:1/orders"  # environment\n')
     t.notMatch(stdout, /very-secret/)
   })
