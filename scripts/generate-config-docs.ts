@@ -56,11 +56,22 @@ an error. The result is frozen; printed or as JSON, it shows no secret.
 
 ## Workers
 
-One process per entry (times \`processes\`). An entry is \`{ queues, concurrency?, processes?, name? }\`: the queues, most
-urgent first; how many jobs run at once (5); how many such processes (1); a name for logs. In the string form \`;\`
-separates entries, \`,\` queues, and the number after the last \`:\` is the concurrency; an entry is named after its first
-queue unless another one starts with the same. Two entries with names of their own must not share a queue.
-Wildcards are not supported.
+One process per entry (times \`processes\`). An entry is an object of
+
+| | Default | |
+|---|---|---|
+| \`queues\` | | most urgent first; \`mail_*\` and \`*\` are patterns |
+| \`concurrency\` | 5 | jobs at once in one process |
+| \`processes\` | 1 | such processes |
+| \`name\` | \`null\` | for logs |
+| \`order\` | \`'strict'\` | \`'fair'\`: queues take turns |
+| \`prefetchLimit\`, \`groupMode\` | as configured | |
+| \`singleActiveConsumer\` | \`false\` | one worker at a time reads each of these queues |
+| \`consumerPriority\` | 0 | workers of lower numbers look less often |
+
+In the string form \`;\` separates entries, \`,\` queues, and the number after the last \`:\` is the concurrency; an entry
+is named after its first queue unless another one starts with the same. Two entries with names of their own must not
+share a queue. [Jobs](jobs.md) explains what each does.
 `
 
 /** The page as it should be. */
