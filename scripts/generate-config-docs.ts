@@ -56,18 +56,14 @@ an error. The result is frozen; printed or as JSON, it shows no secret.
 
 ## Workers
 
-One process per entry (times \`processes\`). An entry is an object of
+One process per entry (times \`processes\`). An entry is an object; only \`queues\` is required:
 
-| | Default | |
-|---|---|---|
-| \`queues\` | | most urgent first; \`mail_*\` and \`*\` are patterns |
-| \`concurrency\` | 5 | jobs at once in one process |
-| \`processes\` | 1 | such processes |
-| \`name\` | \`null\` | for logs |
-| \`order\` | \`'strict'\` | \`'fair'\`: queues take turns |
-| \`prefetchLimit\`, \`groupMode\` | as configured | |
-| \`singleActiveConsumer\` | \`false\` | one worker at a time reads each of these queues |
-| \`consumerPriority\` | 0 | workers of lower numbers look less often |
+- \`queues\`: most urgent first; \`mail_*\` and \`*\` are patterns.
+- \`concurrency\` (5): jobs at once in one process. \`processes\` (1): such processes. \`name\`: for logs and \`--capsule\`.
+- \`order\` (\`'strict'\`); \`'fair'\`: queues take turns.
+- \`prefetchLimit\`, \`groupMode\`: as below, for this entry.
+- \`singleActiveConsumer\` (\`false\`): one worker at a time reads each of these queues.
+- \`consumerPriority\` (0): while a worker of a higher number reads a queue, this one looks less often.
 
 In the string form \`;\` separates entries, \`,\` queues, and the number after the last \`:\` is the concurrency; an entry
 is named after its first queue unless another one starts with the same. Two entries with names of their own must not

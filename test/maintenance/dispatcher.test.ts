@@ -1,4 +1,5 @@
 import t from 'tap'
+import { type Deferred, deferred } from '../../lib/core/deferred.ts'
 import type { MaintenanceTask, TaskContext } from '../../lib/maintenance/task.ts'
 import { openSession } from '../pgmq/setup.ts'
 import { startServer } from '../support/database.ts'
@@ -20,25 +21,24 @@ function task(name: string, run: (context: TaskContext) => Promise<unknown>, eve
 t.test('given a dispatcher', async t => {
   t.test('when no task is due, then no connection is open, and one only while a task runs', async t => {
     const own = await rig(t)
-    let runs = 0
-    let release: () => void = () => undefined
+    const held: Deferred[] = []
     const maintenance = own.maintenance([
       task('one', async ({ query }) => {
-        runs += 1
         t.equal(
           (await query<{ s: string }>("SELECT current_setting('statement_timeout') AS s")).rows[0]?.s,
           '0',
         )
-        await new Promise<void>(resolve => {
-          release = resolve
-        })
+        const release = deferred()
+        held.push(release)
+        await release.promise
       }),
     ])
     await maintenance.start()
-    await waitFor(async () => (await adminPid(own.test)) !== undefined)
-    release()
-    await waitFor(() => runs === 2)
-    release()
+    for (const run of [1, 2]) {
+      await waitFor(() => held.length === run)
+      t.not(await adminPid(own.test), undefined)
+      held.at(-1)?.resolve()
+    }
     await maintenance.stop()
     await waitFor(async () => (await adminPid(own.test)) === undefined)
   })

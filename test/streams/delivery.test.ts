@@ -361,7 +361,7 @@ t.test('given a client that does not read', async t => {
   t.test('when ephemerals cannot be kept for it, then it is closed rather than cheated', async t => {
     const { stream, name, pgbus, origin, follow } = await setup(t, {
       maxBufferedBytes: 500_000,
-      writeDeadline: '1s',
+      writeDeadline: '1m',
     })
     const deaf = await openDeaf(`${origin}${stream.url()}`)
     const fast = await connected(await follow(name))
@@ -388,12 +388,12 @@ t.test('given a client that does not read', async t => {
   })
 
   t.test('when it reads slowly but steadily, then it is left alone', async t => {
-    const { stream, pgbus, origin } = await setup(t, { maxBufferedBytes: 8_000_000, writeDeadline: '1s' })
+    const { stream, pgbus, origin } = await setup(t, { maxBufferedBytes: 8_000_000, writeDeadline: '3s' })
     const slow = await openDeaf(`${origin}${stream.url()}`)
     let bytes = 0
     const reading = setInterval(() => {
       bytes += (slow.response.read(16_384) as Buffer | null)?.length ?? 0
-    }, 10)
+    }, 20)
     t.teardown(() => clearInterval(reading))
     const streamer = await pgbus.streams.streamer()
     await waitFor(() => streamer.stats().connections.live === 1)
