@@ -4,7 +4,7 @@ import { isAlive } from '../../test/support/spawn.ts'
 import { waitFor } from '../../test/support/wait-for.ts'
 
 const workers = 'alpha, beta: 6; beta, gamma, alpha: 6'
-const workersPerHost = 2
+const childrenPerHost = 3
 /** On a busy machine, with a database that goes away meanwhile. */
 const bootMs = 120_000
 
@@ -28,7 +28,7 @@ export class Fleet {
     return [...this.#running]
   }
 
-  /** Starts a supervisor; resolves when all its workers are ready. */
+  /** Starts a supervisor; resolves when all its children are ready. */
   async start(): Promise<JobHost> {
     const host = spawnJobs(
       this.#scope,
@@ -36,6 +36,7 @@ export class Fleet {
       {
         jobs: 'benchmark/soak/handlers.ts',
         workers,
+        roles: 'workers,dispatcher',
         env: {
           PGBUS_VISIBILITY_TIMEOUT: `${this.#visibilityTimeout}ms`,
           // A job may be held by a process that is killed again and again.
@@ -45,12 +46,12 @@ export class Fleet {
     )
     this.#all.push(host)
     this.#running.add(host)
-    await host.booted(workersPerHost, bootMs)
+    await host.booted(childrenPerHost, bootMs)
     return host
   }
 
-  /** Running worker processes. */
-  async workers(): Promise<number[]> {
+  /** Running child processes. */
+  async children(): Promise<number[]> {
     const pids = this.hosts.flatMap(host => host.ready().map(({ pid }) => pid))
     const alive = await Promise.all(pids.map(isAlive))
     return pids.filter((_, index) => alive[index])

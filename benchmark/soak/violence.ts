@@ -82,12 +82,12 @@ export class Violence {
   }
 
   async #killWorker(): Promise<void> {
-    const pid = this.#random.pick(await this.#fleet.workers())
+    const pid = this.#random.pick(await this.#fleet.children())
     if (pid !== undefined) this.#fleet.kill(pid)
   }
 
   async #freezeWorker(): Promise<void> {
-    const pid = this.#random.pick(await this.#fleet.workers())
+    const pid = this.#random.pick(await this.#fleet.children())
     if (pid === undefined) return
     const thaw = freeze(pid)
     await sleep(this.#random.between(500, 3_000))

@@ -2,6 +2,7 @@ import type { ConnectionOptions as TlsOptions } from 'node:tls'
 import type { Duration } from '../core/duration.ts'
 import type { Logger, LogLevel } from '../core/log.ts'
 import type { ErrorReporter } from '../core/report.ts'
+import type { Role } from './roles.ts'
 
 /** One entry of `workers`: a set of queues and how many of their jobs run at once. One process each. */
 export interface WorkerEntry {
@@ -105,6 +106,8 @@ export interface ResolvedConfig {
     readonly maxBackoff: number
   }
 
+  /** What `pgbus start` does; null: everything. */
+  readonly roles: readonly Role[] | null
   readonly workers: readonly ResolvedWorkerEntry[]
   readonly imports: readonly string[]
   readonly pollingInterval: number
@@ -219,7 +222,8 @@ type Input<T> = {
 
 /** What a user writes. Every key is optional; `undefined` means "use the default", `null` means "off" where allowed. */
 export interface PgbusConfig
-  extends Omit<Input<ResolvedConfig>, 'workers' | 'streams' | 'web' | 'shutdownTimeout'> {
+  extends Omit<Input<ResolvedConfig>, 'roles' | 'workers' | 'streams' | 'web' | 'shutdownTimeout'> {
+  roles?: Role | readonly Role[] | null | undefined
   workers?: string | readonly WorkerEntry[] | null | undefined
   /** Longest time the supervisor waits for its children; default `drainTimeout + 5s`. */
   shutdownTimeout?: Duration | null | undefined

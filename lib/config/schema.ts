@@ -1,4 +1,5 @@
 import { availableParallelism } from 'node:os'
+import { roleList } from './roles.ts'
 import {
   boolean,
   type Checked,
@@ -288,6 +289,13 @@ const sections: [title: string, rows: Row[]][] = [
         undefined,
         true,
         'Job workers: `"critical: 5; default, mail_*: 10"`, or `[{ name?, queues, concurrency?, processes?, order?, prefetchLimit?, groupMode?, singleActiveConsumer?, consumerPriority? }]`. Unset: the default queue with concurrency 5.',
+      ],
+      [
+        'roles',
+        roleList,
+        null,
+        true,
+        'What `pgbus start` runs: `workers`, and `dispatcher`, the maintenance process that deletes what is old; null: everything.',
       ],
       [
         'imports',

@@ -109,14 +109,14 @@ function metadataWithTick(metadata: string, ageMs: string): string {
   ELSE ${metadata}::jsonb || jsonb_build_object('loop_tick_at', extract(epoch FROM clock_timestamp()) - ${ageMs}::float8 / 1000) END`
 }
 
-/** Deletes the row of a process of this host that died without doing so. */
+/** Deletes the rows of a process of this host that died without doing so. */
 export async function forgetProcess(
   db: Pick<Database, 'query'>,
-  kind: ProcessKind,
+  kinds: readonly ProcessKind[],
   pid: number,
 ): Promise<void> {
-  await db.query('DELETE FROM pgbus_processes WHERE kind = $1 AND hostname = $2 AND pid = $3', [
-    kind,
+  await db.query('DELETE FROM pgbus_processes WHERE kind = ANY($1) AND hostname = $2 AND pid = $3', [
+    kinds,
     hostname(),
     pid,
   ])

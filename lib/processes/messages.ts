@@ -1,8 +1,11 @@
 import type { ResolvedWorkerEntry } from '../config/options.ts'
 import type { HeldToken } from '../jobs/held-tokens.ts'
+import type { MaintenanceRole } from '../maintenance/maintenance.ts'
 
-/** What a child is for: its role, and what that role needs to know. */
-export type ChildSpec = { readonly role: 'worker'; readonly entry: ResolvedWorkerEntry }
+/** What a child is for: its role, and what that role needs to know. `supervisor/roles.ts` knows the rest. */
+export type ChildSpec =
+  | { readonly role: 'worker'; readonly entry: ResolvedWorkerEntry }
+  | { readonly role: 'maintenance'; readonly parts: readonly MaintenanceRole[] }
 
 /** Everything a child needs to start. Functions of the configuration are re-read from `configFile`. */
 export interface BootMessage {

@@ -173,11 +173,37 @@ t.test('given pgbus start with queues of its own', async t => {
       cwd: folder(t, { 'pgbus.config.mjs': 'export default { workers: "default: 9" }' }),
       env: { PGBUS_DATABASE_URL: db.url, PGBUS_WORKERS: 'other' },
     })
-    await host.waitForOutput(/ready: 2 children/)
+    await host.waitForOutput(/ready: 3 children/)
+    t.match(host.output(), /boot: roles=workers,dispatcher/)
     t.match(host.output(), /boot: worker=critical queues=critical concurrency=2/)
     t.match(host.output(), /boot: worker=mail queues=mail,news concurrency=5/)
     host.signal('SIGTERM')
     t.strictSame(await host.exited, { code: 0, signal: null })
+  })
+
+  t.test('when one entry and one role are chosen, then nothing else runs', async t => {
+    const db = await createDatabase(t)
+    const args = ['start', '--queues', 'critical: 2; mail, news', '--capsule', 'mail', '--workers-only']
+    const host = spawnNode(t, compiled('bin/pgbus.ts'), args, { env: { PGBUS_DATABASE_URL: db.url } })
+    await host.waitForOutput(/ready: 1 children/)
+    t.match(host.output(), /boot: roles=workers\b/)
+    t.match(host.output(), /boot: worker=mail queues=mail,news/)
+    t.notMatch(host.output(), /critical/)
+    host.signal('SIGTERM')
+    t.strictSame(await host.exited, { code: 0, signal: null })
+  })
+
+  t.test('when the choice is none, then it says which there are', async t => {
+    const env = { PGBUS_DATABASE_URL: nowhere }
+    const unknown = await run(t, ['start', '--queues', 'mail: 2; news: 1', '--capsule', 'post'], env)
+    t.equal(unknown.code, 1)
+    t.match(unknown.output, 'pgbus: no entry of workers is called "post"; there are: mail, news')
+    const both = await run(t, ['start', '--workers-only', '--dispatcher-only'], env)
+    t.equal(both.code, 1)
+    t.match(both.output, 'pgbus: --workers-only and --dispatcher-only are mutually exclusive')
+    const role = await run(t, ['start'], { ...env, PGBUS_ROLES: 'workers,workres' })
+    t.equal(role.code, 1)
+    t.match(role.output, 'unknown role "workres"; roles are: workers, dispatcher')
   })
 
   t.test('when they make no sense, then it says so', async t => {

@@ -22,13 +22,15 @@ export interface JobHostOptions extends SpawnOptions {
   /** Name of a module in test/fixtures/jobs, or the path of another, from the root of the project. */
   jobs?: string
   workers?: string
+  /** Default: workers, so that tests count nothing but these. */
+  roles?: string
 }
 
 /** Runs `pgbus start` in an empty folder. */
 export function spawnJobs(
   t: TestContext,
   db: Pick<TestDatabase, 'url'>,
-  { jobs = 'jobs', workers = 'default: 5', env = {}, ...options }: JobHostOptions = {},
+  { jobs = 'jobs', workers = 'default: 5', roles = 'workers', env = {}, ...options }: JobHostOptions = {},
 ): JobHost {
   const cwd = mkdtempSync(join(tmpdir(), 'pgbus-jobs-'))
   const mark = `test-${randomUUID()}`
@@ -42,6 +44,7 @@ export function spawnJobs(
     env: {
       PGBUS_DATABASE_URL: db.url,
       PGBUS_WORKERS: workers,
+      PGBUS_ROLES: roles,
       PGBUS_IMPORTS: compiled(jobs.includes('/') ? jobs : `test/fixtures/jobs/${jobs}.ts`),
       ...env,
       TEST_MARK: mark,

@@ -49,7 +49,7 @@ t.test('given a process that beats', async t => {
       "INSERT INTO pgbus_processes (kind, hostname, pid, created_at, updated_at) SELECT 'worker', hostname, pid, now(), now() FROM (VALUES ($1, 1), ($1, 2), ('other', 1)) AS v (hostname, pid)",
       [(await import('node:os')).hostname()],
     )
-    await forgetProcess(pgbus.db, 'worker', 1)
+    await forgetProcess(pgbus.db, ['worker'], 1)
     t.same((await rows()).map(row => row.pid).sort(), [1, 2])
   })
 })

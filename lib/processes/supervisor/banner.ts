@@ -1,9 +1,9 @@
 import type { ResolvedConfig } from '../../config/options.ts'
+import { hasRole, roles } from '../../config/roles.ts'
 import { packageVersion } from '../../core/version.ts'
 import type { Connector } from '../../db/connector.ts'
 import type { MigrationStatus } from '../../db/migrate.ts'
-import { poolSize } from './pool-size.ts'
-import { planSlots } from './slots.ts'
+import { activeWorkers, planSlots, poolSize } from './roles.ts'
 
 const unknown = 'unknown'
 
@@ -14,7 +14,8 @@ export function bannerLines(config: ResolvedConfig, connector: Connector): strin
     `pgbus ${attempt(packageVersion)} pid=${process.pid} node=${process.versions.node}`,
     `connection=${attempt(() => connector.describe('base'))} pool=${pools}`,
     `notify=${config.notify.enabled}`,
-    ...config.workers.map(
+    `roles=${roles.filter(role => hasRole(config, role)).join(',')}`,
+    ...activeWorkers(config).map(
       ({ name, queues, concurrency, processes }) =>
         `worker=${name ?? 'anonymous'} queues=${queues.join(',')} concurrency=${concurrency} processes=${processes}`,
     ),

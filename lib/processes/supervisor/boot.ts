@@ -12,6 +12,7 @@ import { assertSchema, type MigrationStatus } from '../../db/migrate.ts'
 import type { Schema } from '../../pgbus.ts'
 import type { Queues } from '../../pgmq/queues.ts'
 import { mayCome, unreachable } from '../unreachable.ts'
+import { activeWorkers } from './roles.ts'
 
 export interface DatabaseWaitOptions {
   loaded: Pick<LoadedConfig, 'config' | 'sources'>
@@ -101,7 +102,9 @@ export async function ensureQueues(options: {
   signal: AbortSignal
 }): Promise<void> {
   const { config, queues, report, signal } = options
-  const named = config.workers.flatMap(entry => entry.queues).filter(queue => !isWildcard(queue))
+  const named = activeWorkers(config)
+    .flatMap(entry => entry.queues)
+    .filter(queue => !isWildcard(queue))
   const names = new Set([config.defaultQueue, ...named])
   for (const name of names) {
     if (signal.aborted) return

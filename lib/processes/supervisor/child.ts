@@ -5,7 +5,8 @@ import { Pgbus } from '../../pgbus.ts'
 import type { BootMessage, ChildSpec, ChildToSupervisor, SupervisorToChild } from '../messages.ts'
 import { DeliveryStatus } from './delivery-status.ts'
 import { findModules, importModules } from './imports.ts'
-import { poolSize } from './pool-size.ts'
+import { MaintenanceRunner } from './maintenance-runner.ts'
+import { needsModules, poolSize, queuesOf } from './roles.ts'
 import type { Runner, RunnerContext } from './runner.ts'
 import { WorkerRunner } from './worker-runner.ts'
 
@@ -36,7 +37,7 @@ class Child {
   /** Longest time from the first reason to end to the end. */
   #limit = 0
   #ending: Promise<void> | undefined
-  readonly #delivery = new DeliveryStatus(delivering => this.#runner?.setDelivering(delivering))
+  readonly #delivery = new DeliveryStatus(delivering => this.#runner?.setDelivering?.(delivering))
 
   listen(): void {
     process.on('message', message => this.#receive(message as SupervisorToChild))
@@ -59,14 +60,14 @@ class Child {
         this.#start(message).catch(error => this.#fail(error, 'boot'))
         return
       case 'wake':
-        this.#runner?.wake()
+        this.#runner?.wake?.()
         return
       case 'healthy':
       case 'degraded':
         this.#delivery.heard(message.t === 'healthy')
         return
       case 'refresh':
-        this.#runner?.refresh()
+        this.#runner?.refresh?.()
         return
       default:
         message satisfies never
@@ -74,7 +75,7 @@ class Child {
   }
 
   async #start({ slot, spec, config: portable, configFile }: BootMessage): Promise<void> {
-    process.title = `pgbus: ${slot} ${spec.entry.queues.join(',')}`
+    process.title = `pgbus: ${slot} ${queuesOf(spec).join(',')}`.trimEnd()
     const config = await fromPortable(portable, configFile)
     this.#limit = config.shutdownTimeout
     if (this.#ending) return
@@ -82,9 +83,11 @@ class Child {
     this.#pgbus = pgbus
     this.#log = pgbus.log.child({ component: 'child', slot })
 
-    const { files, unmatched } = findModules(config.imports, configFile)
-    for (const pattern of unmatched) this.#log.warn(`imports: "${pattern}" matches no module`)
-    await importModules(files)
+    if (needsModules(spec)) {
+      const { files, unmatched } = findModules(config.imports, configFile)
+      for (const pattern of unmatched) this.#log.warn(`imports: "${pattern}" matches no module`)
+      await importModules(files)
+    }
     tell({ t: 'loaded' })
     if (this.#ending) return
 
@@ -129,6 +132,8 @@ function runnerOf(spec: ChildSpec, context: RunnerContext): Runner {
   switch (spec.role) {
     case 'worker':
       return new WorkerRunner(spec.entry, context)
+    case 'maintenance':
+      return new MaintenanceRunner(spec.parts, context)
   }
 }
 

@@ -19,9 +19,9 @@ export interface Runner {
   start(): Promise<void>
   /** Ends it. Called again with `immediate` to end sooner. */
   stop(options: { immediate: boolean }): Promise<void>
-  /** Something may have been inserted. */
-  wake(): void
-  setDelivering(delivering: boolean): void
+  /** Something may have been inserted. This and what follows: only of runners that read queues. */
+  wake?(): void
+  setDelivering?(delivering: boolean): void
   /** A queue was created. */
-  refresh(): void
+  refresh?(): void
 }

@@ -1,6 +1,6 @@
 import type { Logger } from '../../core/log.ts'
 import { deadLetterText } from '../../jobs/dead-letter.ts'
-import { forgetProcess } from '../../jobs/heartbeat.ts'
+import { forgetProcess, type ProcessKind } from '../../jobs/heartbeat.ts'
 import type { Pgbus } from '../../pgbus.ts'
 import { type DeathsRow, readDeaths, recordDeath } from '../../pgmq/deaths.ts'
 import { deadLetterName, failedName, logicalOf } from '../../pgmq/names.ts'
@@ -33,8 +33,8 @@ export class Salvage {
     this.#log = options.log
   }
 
-  /** Begins; {@link done} tells the end. Never throws. */
-  giveBack(child: DeadChild, exit: ChildExit): void {
+  /** Begins; {@link done} tells the end. `kinds`: of the rows in `pgbus_processes`. Never throws. */
+  giveBack(child: DeadChild, exit: ChildExit, kinds: readonly ProcessKind[]): void {
     const { waiting, running } = child.held
     const work = [...waiting].map(([physical, tokens]) => this.#release(child, physical, tokens))
     const [only] = running
@@ -44,7 +44,7 @@ export class Salvage {
       else if (alone) work.push(this.#judge(child, physical, alone, exit))
       else work.push(this.#suspect(child, physical, tokens, exit))
     }
-    if (child.pid !== -1) work.push(forgetProcess(this.#pgbus.db, 'worker', child.pid))
+    if (child.pid !== -1) work.push(forgetProcess(this.#pgbus.db, kinds, child.pid))
     const end = Promise.allSettled(work).then(results => {
       for (const result of results) {
         if (result.status === 'rejected')

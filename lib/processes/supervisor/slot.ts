@@ -5,7 +5,7 @@ import { toError } from '../../core/report.ts'
 import type { BootMessage, ChildSpec, ListenMessage } from '../messages.ts'
 import { RestartPolicy, type RestartPolicyOptions } from '../restart-policy.ts'
 import { type ChildExit, ChildHandle, type ChildLike } from './child-handle.ts'
-import type { SlotPlan } from './slots.ts'
+import type { SlotPlan } from './roles.ts'
 
 /** A replacement that is not ready after this long is not waited for. */
 const replacementTimeoutMs = 300_000

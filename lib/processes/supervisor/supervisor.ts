@@ -17,10 +17,10 @@ import { ensureQueues, orAborted, prepareSchema, waitForDatabase } from './boot.
 import type { ChildExit, ChildHandle } from './child-handle.ts'
 import { forkChild } from './fork-child.ts'
 import { NotifyHub } from './notify-hub.ts'
+import { planSlots, processKinds, queuesOf } from './roles.ts'
 import { Salvage } from './salvage.ts'
 import { Shutdown } from './shutdown.ts'
 import { Slot } from './slot.ts'
-import { planSlots } from './slots.ts'
 
 /** Connections of the supervisor itself: heartbeat and giving back messages. */
 const poolSize = 2
@@ -62,7 +62,7 @@ export async function startSupervisor(options: SupervisorOptions): Promise<Super
 }
 
 /**
- * The parent of the job workers: keeps each slot filled, owns the one LISTEN connection, and gives back what a
+ * The parent of all children of a job host: keeps each slot filled, owns the one LISTEN connection, and gives back what a
  * dead child held. It runs no job itself and reads nothing from the database while it runs.
  */
 export class Supervisor {
@@ -112,7 +112,7 @@ export class Supervisor {
             onReady: handle => this.#ready(handle),
             onListen: (handle, message) => void this.#hub?.listen(handle, message.tables),
             onRecycle: () => undefined,
-            onGone: (_slot, handle, exit) => this.#gone(handle, exit),
+            onGone: (slot, handle, exit) => this.#gone(slot, handle, exit),
             onVacated: (slot, pid, exit, delay) => this.#vacated(slot, pid, exit, delay),
           },
         }),
@@ -150,7 +150,7 @@ export class Supervisor {
       role: spec.role,
       pid: current?.pid ?? null,
       ready: current?.ready ?? false,
-      queues: spec.entry.queues,
+      queues: queuesOf(spec),
       uptimeMs: current ? Math.round(current.uptimeMs) : null,
       streak,
     }))
@@ -181,7 +181,9 @@ export class Supervisor {
     const { signal } = this.#stopping
     const log = this.#log
     if (this.#slots.length === 0) {
-      throw new BootError('no role has anything to run: set workers, for example "default: 5"')
+      throw new BootError(
+        'no role has anything to run: set roles to null, or workers to, for example, "default: 5"',
+      )
     }
     for (const { path, rule } of warnings) log.warn({ key: path }, `configuration: ${path} ${rule}`)
     for (const line of bannerLines(config, connector)) log.info(line)
@@ -218,7 +220,8 @@ export class Supervisor {
   }
 
   #openHub(): void {
-    if (!this.#loaded.config.notify.enabled) return
+    if (!this.#loaded.config.notify.enabled || !this.#slots.some(({ spec }) => queuesOf(spec).length > 0))
+      return
     const log = this.#pgbus.log.child({ component: 'notify-hub' })
     const listener = new Listener({
       connector: this.#pgbus.connector,
@@ -244,10 +247,10 @@ export class Supervisor {
     if (process.connected) process.send?.(message, undefined, undefined, () => undefined)
   }
 
-  #gone(handle: ChildHandle, exit: ChildExit): void {
+  #gone({ spec }: Slot, handle: ChildHandle, exit: ChildExit): void {
     this.#hub?.remove(handle)
     // A child that ends by itself has given back everything and deleted its row.
-    if (exit.code !== 0 || handle.held.size > 0) this.#salvage.giveBack(handle, exit)
+    if (exit.code !== 0 || handle.held.size > 0) this.#salvage.giveBack(handle, exit, processKinds(spec))
     this.#finishWhenEmpty()
   }
 

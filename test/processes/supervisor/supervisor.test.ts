@@ -12,7 +12,7 @@ const load = (url: string, overrides: PgbusConfig = {}) =>
     file: false,
     cwd: tmpdir(),
     env: {},
-    overrides: { databaseUrl: url, log: { level: 'silent' }, ...overrides },
+    overrides: { databaseUrl: url, roles: 'workers', log: { level: 'silent' }, ...overrides },
   })
 
 t.test('given a supervisor in this process', async t => {

@@ -1,0 +1,54 @@
+/** Everything that depends on what a child is for. A new role is a case in each of these functions. */
+import type { ResolvedConfig, ResolvedWorkerEntry } from '../../config/options.ts'
+import { hasRole } from '../../config/roles.ts'
+import type { ProcessKind } from '../../jobs/heartbeat.ts'
+import type { MaintenanceRole } from '../../maintenance/maintenance.ts'
+import type { ChildSpec } from '../messages.ts'
+
+/** A place for one child, by name. */
+export interface SlotPlan {
+  readonly name: string
+  readonly spec: ChildSpec
+}
+
+/** The workers that a host of this configuration runs. */
+export function activeWorkers(
+  config: Pick<ResolvedConfig, 'roles' | 'workers'>,
+): readonly ResolvedWorkerEntry[] {
+  return hasRole(config, 'workers') ? config.workers : []
+}
+
+/** The places that a configuration asks for, in the order in which they are filled. */
+export function planSlots(config: ResolvedConfig): SlotPlan[] {
+  const workers = activeWorkers(config).flatMap((entry, index) =>
+    Array.from({ length: entry.processes }, (_, copy) => ({
+      name: `worker:${index}.${copy}`,
+      spec: { role: 'worker' as const, entry },
+    })),
+  )
+  const parts: MaintenanceRole[] = hasRole(config, 'dispatcher') ? ['dispatcher'] : []
+  if (parts.length === 0) return workers
+  return [...workers, { name: 'maintenance', spec: { role: 'maintenance', parts } }]
+}
+
+/** Connections of one child, unless `pool.size` says otherwise. */
+export function poolSize(config: ResolvedConfig, spec: ChildSpec): number {
+  // A worker has as many as jobs run at once, since each claims and finishes by itself.
+  const used = spec.role === 'worker' ? spec.entry.concurrency : spec.parts.length
+  return config.pool.size ?? Math.max(2, used)
+}
+
+/** Logical names and patterns, as configured. */
+export function queuesOf(spec: ChildSpec): readonly string[] {
+  return spec.role === 'worker' ? spec.entry.queues : []
+}
+
+/** Whether it runs code of the application. */
+export function needsModules(spec: ChildSpec): boolean {
+  return spec.role === 'worker'
+}
+
+/** Kinds of the rows that it has in `pgbus_processes`. */
+export function processKinds(spec: ChildSpec): readonly ProcessKind[] {
+  return spec.role === 'worker' ? ['worker'] : spec.parts
+}
