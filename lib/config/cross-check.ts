@@ -5,6 +5,7 @@ import { showValue } from './redact.ts'
 import type { Source } from './resolve.ts'
 
 const manyConnections = 50
+const heartbeatMs = 60_000
 
 interface Findings {
   issues: ConfigIssue[]
@@ -43,6 +44,11 @@ export function crossCheck(
     })
   if (isSet('shutdownTimeout') && shutdownTimeout < drainTimeout)
     warn('shutdownTimeout', 'is below drainTimeout; workers will be killed while they drain')
+  if (config.stallThreshold !== null && config.stallThreshold < heartbeatMs)
+    warn(
+      'stallThreshold',
+      'is shorter than the 60s heartbeat; long pauses of a busy process may look like stalls',
+    )
   const levels = priority.levels ?? 1
   if (levels > 1 && priority.default >= levels) warn('priority.default', `is clamped to ${levels - 1}`)
   const most = Math.max(0, ...workers.map(entry => entry.concurrency))

@@ -112,6 +112,13 @@ export interface ResolvedConfig {
   readonly imports: readonly string[]
   readonly pollingInterval: number
   readonly prefetchLimit: number | null
+  readonly recycle: {
+    readonly maxJobs: number | null
+    readonly maxMemoryMb: number | null
+    readonly maxLifetime: number | null
+    readonly overlap: boolean
+  }
+  readonly stallThreshold: number | null
   readonly drainTimeout: number
   /** Already derived: `drainTimeout + 5 s` unless set. */
   readonly shutdownTimeout: number
@@ -190,6 +197,8 @@ type DurationKey =
   | 'pollingInterval'
   | 'baseBackoff'
   | 'maxBackoff'
+  | 'maxLifetime'
+  | 'stallThreshold'
   | 'drainTimeout'
   | 'shutdownTimeout'
   | 'heartbeatInterval'

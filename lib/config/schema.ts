@@ -113,6 +113,11 @@ const socketPath = text({
 })
 
 const seconds = duration({ timer: true, seconds: true })
+const positiveNumberOrNull = custom('number > 0 or null', 'number', value =>
+  value === null || (typeof value === 'number' && Number.isFinite(value) && value > 0)
+    ? { value }
+    : { rule: 'must be a positive number or null to disable' },
+)
 const hostText = text({ nullable: true })
 
 type Row = [path: string, rule: Rule, fallback: unknown, env: boolean, doc: string]
@@ -317,6 +322,41 @@ const sections: [title: string, rows: Row[]][] = [
         null,
         true,
         'Jobs that a worker may have claimed and not finished; null: its concurrency.',
+      ],
+      [
+        'recycle.maxJobs',
+        integer({ min: 1, nullable: true, rule: 'must be a positive integer or null to disable' }),
+        null,
+        true,
+        'Replace a worker process that has handled so many jobs, however they ended.',
+      ],
+      [
+        'recycle.maxMemoryMb',
+        positiveNumberOrNull,
+        null,
+        true,
+        'Replace a worker process whose resident memory is above this many MiB.',
+      ],
+      [
+        'recycle.maxLifetime',
+        duration({ nullable: true, seconds: true }),
+        null,
+        true,
+        'Replace a worker process of this age, or up to a tenth older.',
+      ],
+      [
+        'recycle.overlap',
+        boolean,
+        true,
+        true,
+        'The replacement is ready before the old process is told to finish; off: it comes when the old one has ended.',
+      ],
+      [
+        'stallThreshold',
+        duration({ nullable: true, seconds: true }),
+        '90s',
+        true,
+        'A child that gives no sign of life, or whose claim loop stands still, for this long is killed and replaced; null: never.',
       ],
       ['drainTimeout', seconds, '30s', true, 'Grace for running jobs at shutdown; then their signal aborts.'],
       [

@@ -56,9 +56,15 @@ const maxCauses = 5
 /** Runs one delivery from its raw text to its written end. Nothing that a message or handler does makes it throw. */
 export class Executor {
   readonly #options: ExecutorOptions
+  #stuck = 0
 
   constructor(options: ExecutorOptions) {
     this.#options = options
+  }
+
+  /** Handlers that run on although nobody waits for them any more: they ignored their timeout. */
+  get stuck(): number {
+    return this.#stuck
   }
 
   async run(lease: Lease): Promise<Ending> {
@@ -105,7 +111,15 @@ export class Executor {
             const error = new JobTimeoutError(`job "${envelope.name}" ran longer than ${timeout} ms`)
             lease.abort(error)
             // The first to settle counts, and this one always does.
-            return after(timeoutGraceMs, () => settled.resolve({ kind: 'timedOut', error }))
+            return after(timeoutGraceMs, () => {
+              this.#stuck += 1
+              work
+                .finally(() => {
+                  this.#stuck -= 1
+                })
+                .catch(() => undefined)
+              settled.resolve({ kind: 'timedOut', error })
+            })
           })
     const work = runningHandler.run({ pgbus, log: context.log }, async () => {
       const checked = definition.schema ? await applySchema(envelope.name, definition.schema, args) : args

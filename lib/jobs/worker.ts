@@ -72,8 +72,10 @@ export interface WorkerStats {
   /** A preferred worker reads one of the queues. */
   yielding: boolean
   delivering: boolean
-  /** Milliseconds since the oldest job in progress was claimed; null: none. */
-  oldest: number | null
+  /** Handlers that run on although their timeout is over. */
+  stuck: number
+  /** The job that runs longest, and for how many ms; null: none. */
+  oldest: { queue: string; msgId: number; ms: number } | null
 }
 
 const abortGraceMs = 3_000
@@ -121,6 +123,7 @@ export class Worker {
   #loop: Promise<void> = Promise.resolve()
   #queuesReady = false
   #delivering = false
+  #tickAt: number | undefined
   #emptyLooks = 0
   #claimed = 0
   #processed = 0
@@ -259,8 +262,7 @@ export class Worker {
   }
 
   stats(): WorkerStats {
-    const now = performance.now()
-    const held = this.#leases.held
+    const [oldest] = this.#leases.held
     return {
       state: this.#state,
       inFlight: this.#jobs.size,
@@ -274,8 +276,19 @@ export class Worker {
       locked: this.#claimer.locked,
       yielding: this.#priority.yielding,
       delivering: this.#delivering,
-      oldest: held.length === 0 ? null : Math.round(Math.max(...held.map(l => now - l.delivery.claimedAt))),
+      stuck: this.#executor.stuck,
+      oldest: oldest ? this.#ageOf(oldest) : null,
     }
+  }
+
+  /** Ms since the loop last went round; null: it does not run. */
+  get loopAge(): number | null {
+    return this.#tickAt === undefined || this.#isEnding ? null : performance.now() - this.#tickAt
+  }
+
+  #ageOf({ delivery: { physical, msgId, claimedAt } }: Lease): WorkerStats['oldest'] {
+    const queue = logicalOf(this.#options.config, physical)
+    return { queue, msgId, ms: Math.round(performance.now() - claimedAt) }
   }
 
   async #boot(): Promise<void> {
@@ -314,6 +327,7 @@ export class Worker {
   async #run(): Promise<void> {
     const { report, entry, config } = this.#options
     while (!this.#isEnding) {
+      this.#tickAt = performance.now()
       try {
         await this.#pass()
       } catch (error) {
@@ -396,7 +410,7 @@ export class Worker {
   async #runAlone(suspects: readonly Lease[], others: readonly Lease[]): Promise<void> {
     void this.#held.claimed([...suspects, ...others])
     await this.#giveBack(others)
-    while (this.#jobs.size > 0) await Promise.all(this.#jobs)
+    await this.#idle()
     if (this.#state !== 'running') {
       await this.#giveBack(suspects)
       return
@@ -404,7 +418,16 @@ export class Worker {
     // Waited for: the next step may be the last of this process.
     await this.#held.running(suspects)
     for (const lease of suspects) this.#start(lease)
-    while (this.#jobs.size > 0) await Promise.all(this.#jobs)
+    await this.#idle()
+  }
+
+  /** Resolves when no job runs. Jobs may take hours; the loop is alive meanwhile. */
+  async #idle(): Promise<void> {
+    while (this.#jobs.size > 0) {
+      this.#tickAt = performance.now()
+      this.#slot.clear()
+      await this.#slot.wait(idleCeilingMs)
+    }
   }
 
   #start(lease: Lease): void {

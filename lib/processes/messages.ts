@@ -36,6 +36,14 @@ export type SupervisorToChild =
   /** A queue was created: look which ones there are. */
   | { t: 'refresh' }
 
+/** A sign of life, every second. */
+export interface ChildBeat {
+  /** Ms since the claim loop last went round; null: it has none. */
+  readonly loop: number | null
+  /** The job that runs longest. */
+  readonly oldest: { readonly queue: string; readonly msgId: number; readonly ms: number } | null
+}
+
 export type ChildToSupervisor =
   /** The modules that define jobs are imported. */
   | { t: 'loaded' }
@@ -44,6 +52,7 @@ export type ChildToSupervisor =
   | ListenMessage
   /** Deliveries whose state changed since the last such message, each in one list. */
   | { t: 'held'; claimed: HeldToken[]; running: HeldToken[]; done: HeldToken[] }
+  | ({ t: 'beat' } & ChildBeat)
   /** It has done enough: another process should do its work. */
   | { t: 'recycle'; reason: string }
   /** Why this child is about to end. */

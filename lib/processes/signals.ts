@@ -4,6 +4,8 @@ export interface StopHandlers {
   graceful(reason: string): void
   /** A second INT or TERM, or QUIT: end now. */
   immediate(reason: string): void
+  /** USR2: replace what runs. Without it the signal is ignored. */
+  recycle?(): void
   /** An error that nobody caught. The process is in an unknown state: it should end soon. */
   crashed(error: unknown): void
 }
@@ -46,6 +48,9 @@ export function listenForStop(
   on('SIGQUIT', () => {
     requested ??= { signal: 'SIGQUIT', at: now() }
     handlers.immediate('SIGQUIT')
+  })
+  on('SIGUSR2', () => {
+    if (requested === undefined) handlers.recycle?.()
   })
   if (process.connected) {
     // A parent that told us to stop may leave while we drain: that is no second request.

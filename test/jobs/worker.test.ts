@@ -80,6 +80,7 @@ t.test('given a worker on a queue', async t => {
       queues: ['default'],
       missing: [],
       delivering: false,
+      stuck: 0,
       oldest: null,
     })
     t.ok(worker.stats().processed >= 3)

@@ -16,7 +16,8 @@ const tap = fileURLToPath(new URL('../../../node_modules/.bin/tap', import.meta.
 
 /** Browsers and whole clusters start inside these tests, on machines that may be busy. */
 const fileTimeoutSeconds = 300
-const filesAtOnce = 2
+/** Most of a test is waiting, so two cores carry three. */
+const filesAtOnce = 3
 const needsPgBouncer = join('test', 'hosts', 'pgbouncer.test.ts')
 
 const sources = process.argv.slice(2)

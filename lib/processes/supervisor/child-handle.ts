@@ -1,9 +1,16 @@
 import { deadline } from '../../core/deadline.ts'
 import type { Logger } from '../../core/log.ts'
-import type { BootMessage, ChildToSupervisor, ListenMessage, SupervisorToChild } from '../messages.ts'
+import type {
+  BootMessage,
+  ChildBeat,
+  ChildToSupervisor,
+  ListenMessage,
+  SupervisorToChild,
+} from '../messages.ts'
 import { HeldSet } from './held.ts'
 import type { HubMember } from './notify-hub.ts'
 import type { Stoppable } from './shutdown.ts'
+import type { Watched } from './watchdog.ts'
 
 /** Modules of the application are imported within this time, or the child is replaced. */
 const bootTimeoutMs = 60_000
@@ -50,7 +57,7 @@ export interface ChildHandleOptions {
  * exited when its process ended **and** everything that it had sent was read: only then is the set of messages
  * it held complete.
  */
-export class ChildHandle implements HubMember, Stoppable {
+export class ChildHandle implements HubMember, Stoppable, Watched {
   readonly slot: string
   readonly pid: number
   /** Messages in the hands of the child. */
@@ -60,6 +67,7 @@ export class ChildHandle implements HubMember, Stoppable {
   readonly #startedAt = performance.now()
   #state: 'booting' | 'loaded' | 'ready' | 'exited' = 'booting'
   #stopping = false
+  #life: { at: number; beat: ChildBeat | undefined } | undefined
   #fatal: string | undefined
   #ended: { code: number | null; signal: NodeJS.Signals | null } | undefined
   #cancelBootLimit: () => void
@@ -103,6 +111,11 @@ export class ChildHandle implements HubMember, Stoppable {
     return this.#stopping
   }
 
+  get life(): Watched['life'] {
+    // Before it is loaded, and while it ends, it has deadlines of its own.
+    return this.#stopping || this.#ended !== undefined ? undefined : this.#life
+  }
+
   get uptimeMs(): number {
     return performance.now() - this.#startedAt
   }
@@ -123,7 +136,8 @@ export class ChildHandle implements HubMember, Stoppable {
     this.#signal(signal)
   }
 
-  kill(): void {
+  kill(reason?: string): void {
+    this.#fatal ??= reason
     this.#signal('SIGKILL')
   }
 
@@ -143,6 +157,7 @@ export class ChildHandle implements HubMember, Stoppable {
       case 'loaded':
         this.#cancelBootLimit()
         this.#state = 'loaded'
+        this.#life = { at: performance.now(), beat: undefined }
         return
       case 'ready':
         this.#state = 'ready'
@@ -150,6 +165,9 @@ export class ChildHandle implements HubMember, Stoppable {
         return
       case 'listen':
         if (this.#ended === undefined) this.#options.onListen(message)
+        return
+      case 'beat':
+        this.#life = { at: performance.now(), beat: message }
         return
       case 'held':
         this.held.apply(message)

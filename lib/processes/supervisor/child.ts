@@ -13,6 +13,8 @@ import { WorkerRunner } from './worker-runner.ts'
 /** Beyond the supervisor's own deadline, for a child that has no supervisor any more. */
 const overdueMs = 1_000
 
+const beatMs = 1_000
+
 /** A last message has this long to leave. */
 const lastMessageMs = 500
 
@@ -92,8 +94,16 @@ class Child {
     if (this.#ending) return
 
     this.#runner = runnerOf(spec, { pgbus, tell, delivering: this.#delivery.delivering })
+    this.#beat()
     await this.#runner.start()
     if (!this.#ending) tell({ t: 'ready' })
+  }
+
+  /** Not by a timer of its own rhythm: a process that stood still for a minute owes one beat, not sixty. */
+  #beat(): void {
+    if (!this.#runner || !process.connected) return
+    tell({ t: 'beat', ...this.#runner.beat() })
+    setTimeout(() => this.#beat(), beatMs).unref()
   }
 
   #fail(thrown: unknown, action: string): void {

@@ -1,5 +1,5 @@
 import type { Pgbus } from '../../pgbus.ts'
-import type { ChildToSupervisor } from '../messages.ts'
+import type { ChildBeat, ChildToSupervisor } from '../messages.ts'
 
 /** What a runner needs of the child around it. */
 export interface RunnerContext {
@@ -19,6 +19,8 @@ export interface Runner {
   start(): Promise<void>
   /** Ends it. Called again with `immediate` to end sooner. */
   stop(options: { immediate: boolean }): Promise<void>
+  /** How it is, asked every second. */
+  beat(): ChildBeat
   /** Something may have been inserted. This and what follows: only of runners that read queues. */
   wake?(): void
   setDelivering?(delivering: boolean): void

@@ -17,10 +17,12 @@ import { ensureQueues, orAborted, prepareSchema, waitForDatabase } from './boot.
 import type { ChildExit, ChildHandle } from './child-handle.ts'
 import { forkChild } from './fork-child.ts'
 import { NotifyHub } from './notify-hub.ts'
+import { Recycler } from './recycler.ts'
 import { planSlots, processKinds, queuesOf } from './roles.ts'
 import { Salvage } from './salvage.ts'
 import { Shutdown } from './shutdown.ts'
 import { Slot } from './slot.ts'
+import { Watchdog } from './watchdog.ts'
 
 /** Connections of the supervisor itself: heartbeat and giving back messages. */
 const poolSize = 2
@@ -77,6 +79,8 @@ export class Supervisor {
   readonly #done: Deferred<number> = deferred<number>()
   readonly #stopping = new AbortController()
   readonly #salvage: Salvage
+  readonly #recycler: Recycler
+  readonly #watchdog: Watchdog | undefined
   #forgetSignals: () => void = () => undefined
   #hub: NotifyHub | undefined
   #health: HealthServer | undefined
@@ -93,6 +97,14 @@ export class Supervisor {
     this.#pgbus = new Pgbus(config, { poolSize })
     this.#log = this.#pgbus.log.child({ component: 'supervisor' })
     this.#salvage = new Salvage({ pgbus: this.#pgbus, log: this.#log })
+    this.#recycler = new Recycler({ overlap: config.recycle.overlap, log: this.#log })
+    if (config.stallThreshold !== null) {
+      this.#watchdog = new Watchdog({
+        threshold: config.stallThreshold,
+        children: () => this.#slots.flatMap(slot => slot.handles),
+        log: this.#log,
+      })
+    }
     this.#heartbeat = new Heartbeat({ db: this.#pgbus.db, log: this.#log })
     this.#shutdown = new Shutdown({
       shutdownTimeout: config.shutdownTimeout,
@@ -111,7 +123,7 @@ export class Supervisor {
           events: {
             onReady: handle => this.#ready(handle),
             onListen: (handle, message) => void this.#hub?.listen(handle, message.tables),
-            onRecycle: () => undefined,
+            onRecycle: (slot, reason) => void this.#recycler.recycle(slot, reason),
             onGone: (slot, handle, exit) => this.#gone(slot, handle, exit),
             onVacated: (slot, pid, exit, delay) => this.#vacated(slot, pid, exit, delay),
           },
@@ -122,6 +134,7 @@ export class Supervisor {
       this.#forgetSignals = listenForStop({
         graceful: reason => this.#stop(false, reason),
         immediate: reason => this.#stop(true, reason),
+        recycle: () => void this.recycle(),
         crashed: error => this.#crash(error),
       })
     }
@@ -160,6 +173,11 @@ export class Supervisor {
   stop({ immediate = false }: { immediate?: boolean } = {}): Promise<number> {
     this.#stop(immediate, 'stop() was called')
     return this.done
+  }
+
+  /** Replaces every child, one after the other; resolves when the last was told to leave. */
+  async recycle(): Promise<void> {
+    await Promise.all(this.#slots.map(slot => this.#recycler.recycle(slot, 'requested')))
   }
 
   /** @internal Use {@link startSupervisor}. */
@@ -205,6 +223,7 @@ export class Supervisor {
     if (signal.aborted) return
     this.#openHub()
     for (const slot of this.#slots) slot.fill()
+    this.#watchdog?.start()
     this.#forked = true
   }
 
@@ -270,6 +289,7 @@ export class Supervisor {
     if (first || (immediate && this.#shutdown.state !== 'immediate')) {
       this.#log.info(`stopping${immediate ? ' now' : ''}: ${reason}`)
     }
+    this.#watchdog?.stop()
     for (const slot of this.#slots) slot.close()
     if (immediate) this.#shutdown.immediate()
     else this.#shutdown.graceful()
