@@ -2,6 +2,7 @@ import { currentInstance } from '../core/context.ts'
 import { type Duration, longestDelayMs, parseDuration } from '../core/duration.ts'
 import type { JsonValue } from '../core/json.ts'
 import type { Logger } from '../core/log.ts'
+import type { Queryable } from '../db/database.ts'
 import type { Pgbus } from '../pgbus.ts'
 import type { EnqueueOptions, EnqueueResult } from './enqueue.ts'
 import { isSchema, type SchemaInput, type SchemaOutput, type StandardSchemaV1 } from './standard-schema.ts'
@@ -74,6 +75,13 @@ export interface JobContext {
   /** Names the job in every line. */
   readonly log: Logger
   readonly pgbus: Pgbus
+  /**
+   * Ends the job within a transaction of the handler, once: it is done exactly if that commits. After that the
+   * message is not renewed; if the transaction is rolled back, the job runs again when its lease has run out, or is
+   * retried when the handler throws.
+   * @throws LeaseLostError when somebody else has the message: then roll back.
+   */
+  completeIn(tx: Queryable): Promise<void>
   /** Keeps the message for at least this long from now, beyond the renewal that happens anyway. */
   extend(by: Duration): Promise<void>
 }

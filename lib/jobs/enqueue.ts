@@ -5,10 +5,11 @@ import { EnqueueError, QueueNotFoundError } from '../core/errors.ts'
 import { groupBy } from '../core/group-by.ts'
 import { encodeText, type JsonValue } from '../core/json.ts'
 import type { Logger } from '../core/log.ts'
+import { checkTx } from '../db/caller-client.ts'
 import { type Database, type Queryable, type Statement, sqlState } from '../db/database.ts'
 import { type PhysicalName, targetQueue, validateQueueName } from '../pgmq/names.ts'
 import type { Queues } from '../pgmq/queues.ts'
-import { type MessageIdRow, type SendItem, sendChunks, sendMany } from '../pgmq/statements.ts'
+import { groupHeader, type MessageIdRow, type SendItem, sendChunks, sendMany } from '../pgmq/statements.ts'
 import { findJob, type Job } from './define.ts'
 import { writeEnvelope } from './envelope.ts'
 import { GroupCommit } from './group-commit.ts'
@@ -23,6 +24,8 @@ export interface EnqueueOptions {
   delay?: Duration | undefined
   /** Earliest start: a date, ISO 8601, or milliseconds of the epoch. In the past: now. */
   runAt?: Date | string | number | undefined
+  /** Jobs of one group run one at a time and in order, where the worker has a `groupMode`. 1 to 255 characters. */
+  group?: string | undefined
   /** Plain JSON, stored beside the message and found in `ctx.job.headers`. */
   headers?: Record<string, JsonValue> | undefined
   /** At most 255 characters. Default: a random UUID. */
@@ -57,7 +60,7 @@ interface Prepared {
   readonly due: { readonly delayMs: number } | { readonly at: number }
 }
 
-const optionNames = new Set(['queue', 'priority', 'delay', 'runAt', 'headers', 'jobId', 'tx'])
+const optionNames = new Set(['queue', 'priority', 'delay', 'runAt', 'group', 'headers', 'jobId', 'tx'])
 const itemNames = new Set([...optionNames, 'job', 'args'])
 const largeMessageBytes = 256 * 1024
 const maxWarnedNames = 1_000
@@ -163,7 +166,7 @@ export class Enqueuer {
       queue,
       jobId,
       message,
-      headers: checkHeaders(where, options.headers),
+      headers: checkHeaders(where, options),
       due,
     }
   }
@@ -302,24 +305,6 @@ function checkOptions(where: string, options: unknown, names: ReadonlySet<string
   }
 }
 
-function checkTx(tx: Queryable | undefined): Queryable | undefined {
-  if (tx === undefined || tx === null) return undefined
-  if (typeof tx !== 'object' || typeof tx.query !== 'function') {
-    throw new TypeError('tx must be a connected client: an object with query(text, values)')
-  }
-  const pool = tx as { connect?: unknown; totalCount?: unknown; idleCount?: unknown }
-  if (
-    typeof pool.connect === 'function' &&
-    typeof pool.totalCount === 'number' &&
-    typeof pool.idleCount === 'number'
-  ) {
-    throw new TypeError(
-      'tx: pass a connected client, not a Pool (two queries on a pool may use two connections)',
-    )
-  }
-  return tx
-}
-
 function checkDue(where: string, options: EnqueueOptions): Prepared['due'] {
   const { delay, runAt } = options
   if (delay !== undefined && runAt !== undefined) {
@@ -336,12 +321,18 @@ function checkDue(where: string, options: EnqueueOptions): Prepared['due'] {
   return { delayMs: delay === undefined ? 0 : parseDelay(`${where}: delay`, delay) }
 }
 
-function checkHeaders(where: string, headers: Record<string, JsonValue> | undefined): string | null {
-  if (headers === undefined || headers === null) return null
-  if (typeof headers !== 'object' || Array.isArray(headers)) {
+function checkHeaders(where: string, { headers, group }: EnqueueOptions): string | null {
+  if (headers !== undefined && headers !== null && (typeof headers !== 'object' || Array.isArray(headers))) {
     throw new TypeError(`${where}: headers must be an object`)
   }
-  return encodeText(headers, { root: 'headers', plain: true })
+  if (group === undefined) return headers ? encodeText(headers, { root: 'headers', plain: true }) : null
+  if (typeof group !== 'string' || group === '' || group.length > 255 || group.includes('\0')) {
+    throw new TypeError(`${where}: group must be a string of 1 to 255 characters, got ${String(group)}`)
+  }
+  if (headers && Object.hasOwn(headers, groupHeader)) {
+    throw new TypeError(`${where}: give group or the header "${groupHeader}", not both`)
+  }
+  return encodeText({ ...headers, [groupHeader]: group }, { root: 'headers', plain: true })
 }
 
 function idsOf(rows: readonly MessageIdRow[], count: number): number[] {

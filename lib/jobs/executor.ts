@@ -9,6 +9,7 @@ import { maxTimerMs } from '../core/sleep.ts'
 import type { Database } from '../db/database.ts'
 import type { Pgbus } from '../pgbus.ts'
 import { failedName, logicalOf } from '../pgmq/names.ts'
+import { Completion } from './completion.ts'
 import { isDiscardJob, isRetryJob } from './control.ts'
 import { findJob, type JobContext, type JobDefinition } from './define.ts'
 import { decodeArguments, type JobEnvelope, readEnvelope, readHeaders } from './envelope.ts'
@@ -35,7 +36,12 @@ export type Ending =
   | 'unrecorded'
 
 /** How the handler ended. */
-type Settled = { kind: 'returned' } | { kind: 'threw'; thrown: unknown } | { kind: 'timedOut'; error: Error }
+type Settled =
+  | { kind: 'returned' }
+  /** Its end is in a transaction of the handler. */
+  | { kind: 'completed' }
+  | { kind: 'threw'; thrown: unknown }
+  | { kind: 'timedOut'; error: Error }
 
 export interface ExecutorOptions {
   db: Database
@@ -88,6 +94,8 @@ export class Executor {
     }
     const end = { lease, envelope: body.envelope, definition, limit, started }
     if (settled.kind === 'returned') return this.#succeed(end)
+    // Whether its transaction committed is the business of the handler.
+    if (settled.kind === 'completed') return 'succeeded'
     if (settled.kind === 'timedOut') return this.#fail(end, settled.error)
     return this.#threw(end, settled.thrown)
   }
@@ -101,7 +109,8 @@ export class Executor {
   ): Promise<Settled> {
     const { config, pgbus } = this.#options
     const args = decodeArguments(envelope)
-    const context = this.#context(lease, envelope, limit)
+    const completion = new Completion({ lease, archive: definition.archive, config })
+    const context = this.#context(lease, envelope, limit, completion)
     const settled = deferred<Settled>()
     const timeout = definition.timeout === undefined ? config.jobTimeout : definition.timeout
     const cancel =
@@ -126,17 +135,18 @@ export class Executor {
       await definition.handler(checked, context)
     })
     work.then(
-      () => settled.resolve({ kind: 'returned' }),
+      () => settled.resolve({ kind: completion.used ? 'completed' : 'returned' }),
       (thrown: unknown) => settled.resolve({ kind: 'threw', thrown }),
     )
     const end = await settled.promise
     cancel()
+    if (end.kind === 'completed') return end
     const reason: unknown = lease.signal.reason
     // Whatever a handler makes of its timeout, it was one.
     return reason instanceof JobTimeoutError ? { kind: 'timedOut', error: reason } : end
   }
 
-  #context(lease: Lease, envelope: JobEnvelope, limit: number): JobContext {
+  #context(lease: Lease, envelope: JobEnvelope, limit: number, completion: Completion): JobContext {
     const { config, pgbus, leases, isStopping } = this.#options
     const { physical, msgId, readCount, enqueuedAt, headers } = lease.delivery
     const id = jobIdOf(lease, envelope)
@@ -167,6 +177,7 @@ export class Executor {
       },
       log,
       pgbus,
+      completeIn: tx => completion.writeIn(tx),
       extend: async by => {
         await leases.extend(lease, parseDelay('extend: by', by))
       },

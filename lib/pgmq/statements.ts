@@ -4,6 +4,9 @@ import { InvalidQueueNameError } from '../core/errors.ts'
 import type { Statement } from '../db/database.ts'
 import { quoteIdentifier } from '../db/identifier.ts'
 
+/** Header whose value messages of one group have in common. */
+export const groupHeader = 'x-pgmq-group'
+
 /**
  * The SQL of the hot path, straight on the queue tables. The `pgmq.*` functions do the same for other clients.
  *
