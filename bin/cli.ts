@@ -1,6 +1,7 @@
 /** What every command of `pgbus` shares: its shape, its way to the configuration, its errors. */
 import type { LoadedConfig } from '../lib/config/load.ts'
 import type { PgbusConfig } from '../lib/config/options.ts'
+import type { Pgbus } from '../lib/pgbus.ts'
 
 export interface Context {
   env: NodeJS.ProcessEnv
@@ -15,12 +16,15 @@ export interface Context {
 export type Flags = Record<string, string | boolean | undefined>
 
 export interface Command {
+  /** With a space: a command of a group, such as `dlq list`. */
   readonly name: string
+  /** What follows the name, as commander writes it, for example `<id>`. */
+  readonly args?: readonly (readonly [name: string, summary: string])[]
   readonly summary: string
   /** As commander writes them, with their explanations. */
   readonly options: readonly (readonly [flags: string, summary: string])[]
   /** Resolves to the exit code. An error is printed by the caller: exit code 1. */
-  run(flags: Flags, context: Context): Promise<number>
+  run(flags: Flags, context: Context, args: readonly string[]): Promise<number>
 }
 
 export const configOption = ['-c, --config <file>', 'configuration file'] as const
@@ -35,6 +39,45 @@ export async function load(
   const { loadConfig } = await import('../lib/config/load.ts')
   const file = typeof flags.config === 'string' ? { file: flags.config } : {}
   return loadConfig({ env, cwd, overrides, ...file })
+}
+
+/** Runs `work` with an instance, which is closed afterwards. A database that cannot be reached is named. */
+export async function withPgbus(
+  flags: Flags,
+  context: Context,
+  work: (pgbus: Pgbus) => Promise<number>,
+): Promise<number> {
+  const loaded = await load(flags, context)
+  const { Pgbus: Instance } = await import('../lib/pgbus.ts')
+  const pgbus = new Instance(loaded.config, { poolSize: 2 })
+  try {
+    return await work(pgbus)
+  } catch (error) {
+    const { mayCome, unreachable } = await import('../lib/processes/unreachable.ts')
+    throw mayCome(error) ? unreachable(error, loaded, pgbus.connector) : error
+  } finally {
+    await pgbus.close()
+  }
+}
+
+/** Lines of a table: columns as wide as their longest cell, numbers to the right. */
+export function tableLines(
+  head: readonly string[],
+  rows: readonly (readonly (string | number | null)[])[],
+): string[] {
+  const cells = [head, ...rows.map(row => row.map(cell => String(cell ?? '-')))]
+  const widths = head.map((_, column) => Math.max(...cells.map(row => row[column]?.length ?? 0)))
+  const isNumber = head.map(
+    (_, column) => rows.length > 0 && rows.every(row => typeof row[column] !== 'string'),
+  )
+  return cells.map(row =>
+    row
+      .map((cell, column) =>
+        isNumber[column] ? cell.padStart(widths[column]!) : cell.padEnd(widths[column]!),
+      )
+      .join('  ')
+      .trimEnd(),
+  )
 }
 
 /** Prints a failure as its reader wants it: one line, a JSON document, or with the stack at log level debug. */

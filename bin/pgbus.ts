@@ -4,8 +4,11 @@ import { Command, CommanderError } from 'commander'
 import { packageVersion } from '../lib/core/version.ts'
 import { type Command as CommandDefinition, type Context, type Flags, printError } from './cli.ts'
 import { config } from './commands/config.ts'
+import { deadLetterCommands } from './commands/dlq.ts'
 import { migrate } from './commands/migrate.ts'
+import { queueCommands } from './commands/queues.ts'
 import { start } from './commands/start.ts'
+import { status } from './commands/status.ts'
 
 /** What a command left open does not keep its process for longer. */
 const lingerMs = 1_000
@@ -21,7 +24,20 @@ const demo: CommandDefinition = {
   },
 }
 
-const commands: readonly CommandDefinition[] = [start, migrate, config, demo]
+const commands: readonly CommandDefinition[] = [
+  start,
+  migrate,
+  status,
+  ...queueCommands,
+  ...deadLetterCommands,
+  config,
+  demo,
+]
+
+const groups: Record<string, string> = {
+  queues: 'look at queues, pause, resume, empty and drop them',
+  dlq: 'look at dead letters, retry or discard them',
+}
 
 async function main(args: string[], context: Context): Promise<number> {
   let code = 0
@@ -37,11 +53,13 @@ async function main(args: string[], context: Context): Promise<number> {
     .description('print the version')
     .action(() => context.print(version))
   for (const definition of commands) {
-    const command = program.command(definition.name).description(definition.summary)
+    const command = commandAt(program, definition.name).description(definition.summary)
+    for (const [name, summary] of definition.args ?? []) command.argument(name, summary)
     for (const [flags, summary] of definition.options) command.option(flags, summary)
-    command.action(async (flags: Flags) => {
+    command.action(async () => {
+      const flags: Flags = command.opts()
       try {
-        code = await definition.run(flags, context)
+        code = await definition.run(flags, context, command.args)
       } catch (error) {
         printError(error, flags, context)
         code = 1
@@ -55,6 +73,16 @@ async function main(args: string[], context: Context): Promise<number> {
     if (error instanceof CommanderError) return error.exitCode
     throw error
   }
+}
+
+/** The command of this name; `dlq list` is `list` in the group `dlq`. */
+function commandAt(program: Command, name: string): Command {
+  const [group, own] = name.split(' ')
+  if (own === undefined) return program.command(name)
+  const parent =
+    program.commands.find(command => command.name() === group) ??
+    program.command(group!).description(groups[group!] ?? '')
+  return parent.command(own)
 }
 
 process.exitCode = await main(process.argv.slice(2), {

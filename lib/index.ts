@@ -12,6 +12,7 @@ export type { ErrorContext, ErrorReporter } from './core/report.ts'
 export type { Queryable } from './db/database.ts'
 export type { MigrationStatus } from './db/migrate.ts'
 export { DiscardJob, RetryJob } from './jobs/control.ts'
+export type { DeadLetter, DeadLetterDetail, DeadLetterPage, DeadLetters } from './jobs/dead-letters.ts'
 export {
   defineJob,
   type Job,

@@ -10,6 +10,7 @@ import { ConnectionBreaker } from './db/connection-breaker.ts'
 import { Connector } from './db/connector.ts'
 import { Database, type Queryable } from './db/database.ts'
 import { type MigrationStatus, migrate, migrationStatus } from './db/migrate.ts'
+import { DeadLetters } from './jobs/dead-letters.ts'
 import type { Job } from './jobs/define.ts'
 import { type EnqueueItem, type EnqueueOptions, type EnqueueResult, Enqueuer } from './jobs/enqueue.ts'
 import { Worker, type WorkerOptions } from './jobs/worker.ts'
@@ -109,6 +110,11 @@ export class Pgbus {
       log: this.log.child({ component: 'queues' }),
     })
     return this.#queues
+  }
+
+  /** What was given up: list, look at, retry, discard. */
+  get deadLetters(): DeadLetters {
+    return new DeadLetters({ db: this.db, queues: this.queues, config: this.config })
   }
 
   /** Streams of this process: the endpoint's side, and signed names. Broadcast with {@link Pgbus.stream}. */

@@ -58,3 +58,11 @@ RETURNING circuit_breaker_trip_count AS trips,
     values: [queue, reason, baseMs, maxMs],
   }
 }
+
+/** Rows `{ name }` of the queues that are paused now. */
+export const pausedQueues: Statement = {
+  idempotent: true,
+  text: `SELECT queue_name AS name FROM pgbus_queue_states
+ WHERE paused AND (circuit_breaker_resume_at IS NULL OR circuit_breaker_resume_at > ${now}) ORDER BY 1`,
+  values: [],
+}

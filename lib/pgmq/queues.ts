@@ -4,7 +4,7 @@ import type { Logger } from '../core/log.ts'
 import { isCreationRace } from '../db/creation-race.ts'
 import { type Database, type Statement, sqlState } from '../db/database.ts'
 import { insertChannel, logicalOf, type PhysicalName, validateQueueName, workerTables } from './names.ts'
-import { pause, resume } from './queue-states.ts'
+import { pause, pausedQueues, resume } from './queue-states.ts'
 import { queueTable } from './statements.ts'
 
 export type QueueKind = 'job' | 'dlq'
@@ -137,6 +137,12 @@ export class Queues {
     await this.#query(resume(queue))
     const channels = workerTables(this.#config, [queue]).map(insertChannel)
     await this.#query('SELECT pg_notify(channel, $2) FROM unnest($1::text[]) AS channel', [channels, ''])
+  }
+
+  /** Logical names of the queues that are paused now, by hand or by the circuit breaker. */
+  async paused(): Promise<string[]> {
+    const { rows } = await this.#query<{ name: string }>(pausedQueues)
+    return rows.map(row => row.name)
   }
 
   /** Tables of all job queues, of every prefix, by name: what workers with patterns choose from. */

@@ -1,0 +1,115 @@
+import { tmpdir } from 'node:os'
+import t from 'tap'
+import { createDatabase, type TestContext } from '../support/database.ts'
+import { createTestPgbus } from '../support/instance.ts'
+import { compiled, spawnNode } from '../support/spawn.ts'
+
+const setup = async (t: TestContext) => {
+  const db = await createDatabase(t)
+  const pgbus = createTestPgbus(t, db)
+  const run = async (...args: string[]) => {
+    const { child, exited, output } = spawnNode(t, compiled('bin/pgbus.ts'), args, {
+      cwd: tmpdir(),
+      env: { PGBUS_DATABASE_URL: db.url },
+    })
+    let stdout = ''
+    child.stdout?.on('data', chunk => {
+      stdout += chunk
+    })
+    const printed = [child.stdout, child.stderr].map(
+      stream => new Promise(resolve => stream?.once('close', resolve)),
+    )
+    const { code } = await exited
+    await Promise.all(printed)
+    return { code, stdout, output: output(), json: () => JSON.parse(stdout) as unknown }
+  }
+  return { db, pgbus, run }
+}
+
+t.test('given an operator at a terminal', async t => {
+  const { db, pgbus, run } = await setup(t)
+
+  t.test('when nothing is there, then each command says so and succeeds', async t => {
+    for (const [args, pattern] of [
+      [['status'], /no process is registered/],
+      [['queues', 'list'], /there is no queue yet/],
+      [['dlq', 'list'], /^0 dead letters/],
+    ] as const) {
+      const { code, stdout } = await run(...args)
+      t.equal(code, 0)
+      t.match(stdout, pattern)
+    }
+  })
+
+  t.test('when there are queues, then they are counted, paused and resumed', async t => {
+    await pgbus.enqueueMany([1, 2, 3].map(args => ({ job: 'send', args, queue: 'mail' })))
+    t.match((await run('queues', 'list')).stdout, /QUEUE +DEPTH.*\npgbus_mail +3 +3 +\d+ +3$/m)
+    t.match(
+      (await run('queues', 'pause', 'mail', '--reason', 'provider down')).stdout,
+      'queue "mail" is paused',
+    )
+    t.match((await run('queues', 'list', '--json')).json(), {
+      queues: [{ name: 'mail', physical: 'pgbus_mail', length: 3, paused: true }],
+    })
+    t.match((await run('queues', 'resume', 'mail', '--json')).json(), { queue: 'mail', paused: false })
+    const wrong = await run('queues', 'pause', 'mial')
+    t.equal(wrong.code, 1)
+    t.match(wrong.output, /^pgbus: there is no queue "mial"; did you mean "mail"\?\n$/)
+  })
+
+  t.test('when something is to be deleted, then only with --yes', async t => {
+    const refused = await run('queues', 'purge', 'mail')
+    t.equal(refused.code, 1)
+    t.match(refused.output, /would delete 3 jobs of queue "mail"; nothing was changed/)
+    t.equal((await pgbus.queues.metrics('mail'))[0]?.length, 3)
+    t.match((await run('queues', 'purge', 'mail', '--yes', '--json')).json(), { deleted: 3 })
+    t.match((await run('queues', 'drop', 'mail', '--yes')).stdout, 'queue "mail" is dropped')
+    t.same(await pgbus.queues.list(), [])
+  })
+
+  t.test('when there are dead letters, then they are shown, retried and discarded', async t => {
+    await pgbus.queues.ensure('mail')
+    await pgbus.queues.ensurePhysical('pgbus_mail_dlq', 'dlq')
+    for (const n of [1, 2, 3]) {
+      await db.query('SELECT pgmq.send($1, $2::jsonb, $3::jsonb)', [
+        'pgbus_mail_dlq',
+        { job_class: 'send', arguments: [n] },
+        {
+          pgbus_dead_letter: {
+            queue: 'pgbus_mail',
+            read_ct: 5,
+            error_class: 'Error',
+            error_message: `no ${n}`,
+          },
+        },
+      ])
+    }
+    const listed = (await run('dlq', 'list')).stdout
+    t.match(listed, /^ *3 +mail +send +5 +\S+ +Error: no 3$/m)
+    t.match(listed, /^3 dead letters$/m)
+    t.match((await run('dlq', 'show', '2', '--json')).json(), { msgId: 2, message: { arguments: [2] } })
+    t.match((await run('dlq', 'retry', '1')).stdout, /^job \d+ of queue "mail"/)
+    t.match((await run('dlq', 'retry', '--all', '--json')).json(), { retried: 2 })
+    t.equal((await pgbus.queues.metrics('mail'))[0]?.length, 3)
+    const missing = await run('dlq', 'discard', '1', '--yes')
+    t.equal(missing.code, 1)
+    t.match(missing.output, 'there is no dead letter 1')
+    t.match((await run('dlq', 'discard')).output, 'give the id of one dead letter, or --all')
+    t.match((await run('dlq', 'discard', 'x', '--yes')).output, 'is a number, got "x"')
+    const refused = await run('dlq', 'discard', '--all')
+    t.equal(refused.code, 1)
+    t.match(refused.output, 'would delete 0 dead letters for ever')
+  })
+})
+
+t.test('given no database', async t => {
+  t.test('when a command needs it, then it is named without its password', async t => {
+    const { exited, output } = spawnNode(t, compiled('bin/pgbus.ts'), ['queues', 'list'], {
+      cwd: tmpdir(),
+      env: { PGBUS_DATABASE_URL: 'postgres://app:very-secret@127.0.0.1:1/orders' },
+    })
+    t.match(await exited, { code: 1 })
+    t.match(output(), /127\.0\.0\.1.*orders/)
+    t.notMatch(output(), 'very-secret')
+  })
+})
