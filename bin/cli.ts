@@ -60,6 +60,11 @@ export async function withPgbus(
   }
 }
 
+/** A flag's number; what is none is refused by whoever is given it. */
+export function numberOf(flag: string | boolean | undefined): number | undefined {
+  return typeof flag === 'string' ? Number(flag) : undefined
+}
+
 /** Lines of a table: columns as wide as their longest cell, numbers to the right. */
 export function tableLines(
   head: readonly string[],

@@ -5,6 +5,7 @@ import { packageVersion } from '../lib/core/version.ts'
 import { type Command as CommandDefinition, type Context, type Flags, printError } from './cli.ts'
 import { config } from './commands/config.ts'
 import { deadLetterCommands } from './commands/dlq.ts'
+import { jobCommands } from './commands/jobs.ts'
 import { migrate } from './commands/migrate.ts'
 import { queueCommands } from './commands/queues.ts'
 import { start } from './commands/start.ts'
@@ -29,6 +30,7 @@ const commands: readonly CommandDefinition[] = [
   migrate,
   status,
   ...queueCommands,
+  ...jobCommands,
   ...deadLetterCommands,
   config,
   demo,
@@ -36,6 +38,7 @@ const commands: readonly CommandDefinition[] = [
 
 const groups: Record<string, string> = {
   queues: 'look at queues, pause, resume, empty and drop them',
+  jobs: 'look at jobs and cancel them',
   dlq: 'look at dead letters, retry or discard them',
 }
 

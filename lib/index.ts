@@ -22,6 +22,16 @@ export {
   type RetryPolicy,
 } from './jobs/define.ts'
 export type { EnqueueItem, EnqueueOptions, EnqueueResult } from './jobs/enqueue.ts'
+export type {
+  CancelOptions,
+  CancelResult,
+  JobDetail,
+  JobInfo,
+  JobPage,
+  JobRef,
+  JobState,
+  Jobs,
+} from './jobs/jobs.ts'
 export type { StandardSchemaV1 } from './jobs/standard-schema.ts'
 export { createPgbus, loadPgbus, type Pgbus, type Schema } from './pgbus.ts'
 export type { QueueInfo, QueueMetrics, Queues } from './pgmq/queues.ts'

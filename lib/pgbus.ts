@@ -13,6 +13,7 @@ import { type MigrationStatus, migrate, migrationStatus } from './db/migrate.ts'
 import { DeadLetters } from './jobs/dead-letters.ts'
 import type { Job } from './jobs/define.ts'
 import { type EnqueueItem, type EnqueueOptions, type EnqueueResult, Enqueuer } from './jobs/enqueue.ts'
+import { type CancelOptions, type CancelResult, Jobs } from './jobs/jobs.ts'
 import { Worker, type WorkerOptions } from './jobs/worker.ts'
 import { Queues } from './pgmq/queues.ts'
 import { broadcastJobName } from './streams/broadcast-job.ts'
@@ -117,6 +118,11 @@ export class Pgbus {
     return new DeadLetters({ db: this.db, queues: this.queues, config: this.config })
   }
 
+  /** Jobs that wait or run: list, look at, cancel. */
+  get jobs(): Jobs {
+    return new Jobs({ db: this.db, queues: this.queues, config: this.config })
+  }
+
   /** Streams of this process: the endpoint's side, and signed names. Broadcast with {@link Pgbus.stream}. */
   get streams(): Streams {
     this.#assertOpen()
@@ -156,7 +162,7 @@ export class Pgbus {
    * @throws SerializationError before any SQL when the arguments cannot be stored.
    */
   enqueue<A>(job: Job<A> | string, args: A, options?: EnqueueOptions): Promise<EnqueueResult> {
-    return this.#jobs.enqueue(job, args, options)
+    return this.#enqueuing.enqueue(job, args, options)
   }
 
   /** Puts many jobs on their queues in one transaction: all or none. Results are in list order. */
@@ -164,7 +170,12 @@ export class Pgbus {
     items: readonly EnqueueItem[],
     options?: { tx?: Queryable | undefined },
   ): Promise<EnqueueResult[]> {
-    return this.#jobs.enqueueMany(items, options)
+    return this.#enqueuing.enqueueMany(items, options)
+  }
+
+  /** Ends a job of a queue, whether it waits or runs; see {@link Jobs.cancel}. */
+  cancel(queue: string, msgId: number, options?: CancelOptions): Promise<CancelResult> {
+    return this.jobs.cancel(queue, msgId, options)
   }
 
   /** @internal */
@@ -203,7 +214,7 @@ export class Pgbus {
     await this.#db?.close()
   }
 
-  get #jobs(): Enqueuer {
+  get #enqueuing(): Enqueuer {
     this.#assertOpen()
     this.#enqueuer ??= new Enqueuer({
       db: this.db,

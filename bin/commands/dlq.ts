@@ -1,4 +1,12 @@
-import { type Command, configOption, type Flags, jsonOption, tableLines, withPgbus } from '../cli.ts'
+import {
+  type Command,
+  configOption,
+  type Flags,
+  jsonOption,
+  numberOf,
+  tableLines,
+  withPgbus,
+} from '../cli.ts'
 import { refuse, tell } from './queues.ts'
 
 const queueOption = ['--queue <queue>', 'logical queue that they come from'] as const
@@ -108,11 +116,6 @@ function queueOf({ queue }: Flags): string | undefined {
 function wantsAll(flags: Flags, id: string | undefined): boolean {
   if ((flags.all === true) === (id === undefined)) return flags.all === true
   throw new TypeError('give the id of one dead letter, or --all')
-}
-
-/** What is no number is refused by whoever is given it. */
-function numberOf(text: string | boolean | undefined): number | undefined {
-  return typeof text === 'string' ? Number(text) : undefined
 }
 
 function idOf(text: string | undefined): number {

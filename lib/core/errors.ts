@@ -82,6 +82,11 @@ export class JobTimeoutError extends PgbusError {
   override readonly code = 'PGBUS_ERR_JOB_TIMEOUT'
 }
 
+/** Somebody cancelled a running job. Its message is archived; whatever its handler still does counts for nothing. */
+export class JobCancelledError extends PgbusError {
+  override readonly code = 'PGBUS_ERR_JOB_CANCELLED'
+}
+
 /** The message of a running job belongs to somebody else now. */
 export class LeaseLostError extends PgbusError {
   override readonly code = 'PGBUS_ERR_LEASE_LOST'

@@ -68,7 +68,7 @@ export interface JobContext {
     readonly scheduledAt: Date | null
     readonly headers: Readonly<Record<string, JsonValue>>
   }
-  /** Aborts with JobTimeoutError, LeaseLostError or ShutdownError. */
+  /** Aborts with JobTimeoutError, JobCancelledError, LeaseLostError or ShutdownError. */
   readonly signal: AbortSignal
   /** The worker is finishing its last jobs. */
   readonly stopping: boolean

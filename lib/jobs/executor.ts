@@ -2,7 +2,13 @@ import type { ResolvedConfig } from '../config/options.ts'
 import { runningHandler } from '../core/context.ts'
 import { deferred } from '../core/deferred.ts'
 import { parseDelay } from '../core/duration.ts'
-import { JobTimeoutError, LeaseLostError, ShutdownError, UnknownJobError } from '../core/errors.ts'
+import {
+  type JobCancelledError,
+  JobTimeoutError,
+  LeaseLostError,
+  ShutdownError,
+  UnknownJobError,
+} from '../core/errors.ts'
 import type { Logger } from '../core/log.ts'
 import { type Report, toError } from '../core/report.ts'
 import { maxTimerMs } from '../core/sleep.ts'
@@ -30,6 +36,8 @@ export type Ending =
   /** Buried unrun: it had been delivered too often. */
   | 'expired'
   | 'released'
+  /** Somebody archived its message meanwhile. */
+  | 'cancelled'
   /** The message belongs to somebody else; nothing was changed. */
   | 'lost'
   /** It ended, but that could not be written. */
@@ -42,6 +50,7 @@ type Settled =
   | { kind: 'completed' }
   | { kind: 'threw'; thrown: unknown }
   | { kind: 'timedOut'; error: Error }
+  | { kind: 'cancelled' }
 
 export interface ExecutorOptions {
   db: Database
@@ -55,8 +64,8 @@ export interface ExecutorOptions {
   isStopping: () => boolean
 }
 
-/** How long a handler may take to settle after its timeout. */
-const timeoutGraceMs = 5_000
+/** How long a handler may take to settle after its timeout, or when it was cancelled. */
+const settleGraceMs = 5_000
 const maxCauses = 5
 
 /** Runs one delivery from its raw text to its written end. Nothing that a message or handler does makes it throw. */
@@ -68,7 +77,7 @@ export class Executor {
     this.#options = options
   }
 
-  /** Handlers that run on although nobody waits for them any more: they ignored their timeout. */
+  /** Handlers that run on although nobody waits for them any more: they ignored their signal. */
   get stuck(): number {
     return this.#stuck
   }
@@ -93,6 +102,7 @@ export class Executor {
       settled = { kind: 'threw', thrown }
     }
     const end = { lease, envelope: body.envelope, definition, limit, started }
+    if (settled.kind === 'cancelled') return this.#cancelled(end)
     if (settled.kind === 'returned') return this.#succeed(end)
     // Whether its transaction committed is the business of the handler.
     if (settled.kind === 'completed') return 'succeeded'
@@ -113,23 +123,28 @@ export class Executor {
     const context = this.#context(lease, envelope, limit, completion)
     const settled = deferred<Settled>()
     const timeout = definition.timeout === undefined ? config.jobTimeout : definition.timeout
-    const cancel =
+    /** Nobody waits for a handler that ignores its signal. */
+    const giveUp = (end: Settled) =>
+      after(settleGraceMs, () => {
+        this.#stuck += 1
+        const forget = () => {
+          this.#stuck -= 1
+        }
+        work.then(forget, forget)
+        settled.resolve(end)
+      })
+    const stopTimer =
       timeout === null
         ? () => undefined
         : after(timeout, () => {
             const error = new JobTimeoutError(`job "${envelope.name}" ran longer than ${timeout} ms`)
             lease.abort(error)
-            // The first to settle counts, and this one always does.
-            return after(timeoutGraceMs, () => {
-              this.#stuck += 1
-              work
-                .finally(() => {
-                  this.#stuck -= 1
-                })
-                .catch(() => undefined)
-              settled.resolve({ kind: 'timedOut', error })
-            })
+            return giveUp({ kind: 'timedOut', error })
           })
+    let stopGrace = () => {}
+    lease.signal.addEventListener('abort', () => {
+      if (lease.cancelled) stopGrace = giveUp({ kind: 'cancelled' })
+    })
     const work = runningHandler.run({ pgbus, log: context.log }, async () => {
       const checked = definition.schema ? await applySchema(envelope.name, definition.schema, args) : args
       await definition.handler(checked, context)
@@ -139,8 +154,11 @@ export class Executor {
       (thrown: unknown) => settled.resolve({ kind: 'threw', thrown }),
     )
     const end = await settled.promise
-    cancel()
+    stopTimer()
+    stopGrace()
     if (end.kind === 'completed') return end
+    // Its message is archived: whatever became of the handler, there is nothing to write.
+    if (lease.cancelled) return { kind: 'cancelled' }
     const reason: unknown = lease.signal.reason
     // Whatever a handler makes of its timeout, it was one.
     return reason instanceof JobTimeoutError ? { kind: 'timedOut', error: reason } : end
@@ -201,6 +219,12 @@ export class Executor {
     if (isDiscardJob(thrown)) return this.#discard(end, thrown.message)
     if (isRetryJob(thrown)) return this.#retryAsAsked(end, thrown.delay, thrown)
     return this.#fail(end, thrown)
+  }
+
+  #cancelled(end: End): Ending {
+    const { message } = end.lease.signal.reason as JobCancelledError
+    this.#options.log.info({ ...this.#fields(end), ms: elapsed(end) }, `job cancelled: ${message}`)
+    return 'cancelled'
   }
 
   async #release(end: End): Promise<Ending> {

@@ -1,10 +1,10 @@
 import { setMaxListeners } from 'node:events'
-import { LeaseLostError } from '../core/errors.ts'
+import { JobCancelledError, LeaseLostError } from '../core/errors.ts'
 import { groupBy } from '../core/group-by.ts'
 import type { Logger } from '../core/log.ts'
 import { sleep, withDeadline } from '../core/sleep.ts'
 import { type Database, sqlState } from '../db/database.ts'
-import { type ExtendRow, extend } from '../pgmq/statements.ts'
+import { type Cancelled, type ExtendRow, extend } from '../pgmq/statements.ts'
 import type { Delivery } from './claim.ts'
 
 const retryMs = 1_000
@@ -55,8 +55,13 @@ export class Lease {
     return renewal
   }
 
+  /** Its message was archived by somebody who wants it to end. */
+  get cancelled(): boolean {
+    return this.signal.reason instanceof JobCancelledError
+  }
+
   get renewable(): boolean {
-    return this.renew && !this.#renewalPaused && !this.#lost
+    return this.renew && !this.#renewalPaused && !this.#lost && !this.cancelled
   }
 
   /** Renews no more, and waits for what is under way; not for long, because it may hang. */
@@ -125,6 +130,17 @@ export class Leases {
     return lease
   }
 
+  /** Tells the handler of a message that it is to end. Whether anybody here has it. */
+  cancel({ physical, msgId, reason }: Cancelled): boolean {
+    const lease = this.held.find(({ delivery }) => delivery.physical === physical && delivery.msgId === msgId)
+    lease?.abort(
+      new JobCancelledError(
+        `message ${msgId} of queue "${physical}" was cancelled${reason === null ? '' : `: ${reason}`}`,
+      ),
+    )
+    return lease !== undefined
+  }
+
   /** Ends the renewal of one. */
   end(lease: Lease): void {
     this.#held.delete(lease)
@@ -181,7 +197,11 @@ export class Leases {
   #loseUnrenewed(): void {
     const now = performance.now()
     for (const lease of this.#held) {
-      if (lease.renew && now > Math.max(lease.renewedAt + 2 * this.#visibilityTimeout, lease.heldUntil)) {
+      if (
+        lease.renew &&
+        !lease.cancelled &&
+        now > Math.max(lease.renewedAt + 2 * this.#visibilityTimeout, lease.heldUntil)
+      ) {
         this.#lose(lease, 'could not be renewed for two visibility timeouts')
       }
     }
@@ -225,7 +245,7 @@ export class Leases {
   }
 
   #lose(lease: Lease, reason: string): void {
-    if (lease.lost) return
+    if (lease.lost || lease.cancelled) return
     this.#lostCount += 1
     const { physical, msgId, readCount } = lease.delivery
     this.#log.warn(

@@ -17,7 +17,7 @@ import type { Database } from '../db/database.ts'
 import type { Pgbus } from '../pgbus.ts'
 import { logicalOf } from '../pgmq/names.ts'
 import type { Queues } from '../pgmq/queues.ts'
-import { makeVisible } from '../pgmq/statements.ts'
+import { type Cancelled, makeVisible } from '../pgmq/statements.ts'
 import { Claimer, type Delivery } from './claim.ts'
 import { ConsumerPriority } from './consumer-priority.ts'
 import { ExclusiveQueues } from './exclusive-queues.ts'
@@ -125,6 +125,8 @@ export class Worker {
   #delivering = false
   #tickAt: number | undefined
   #emptyLooks = 0
+  /** Cancelled while a claim is under way, which may have it. */
+  #cancelledEarly: Cancelled[] | undefined
   #claimed = 0
   #processed = 0
   #failed = 0
@@ -254,6 +256,11 @@ export class Worker {
     this.wake()
   }
 
+  /** A message was cancelled; if it runs here its handler is told. Without being told, a renewal notices. */
+  cancel(cancelled: Cancelled): void {
+    if (!this.#leases.cancel(cancelled)) this.#cancelledEarly?.push(cancelled)
+  }
+
   /** Whether notifications arrive. Without them the queues are polled. */
   setDelivering(on: boolean): void {
     if (this.#delivering === on) return
@@ -357,6 +364,7 @@ export class Worker {
     }
     // Cleared before the claim: whatever is inserted while it runs sets the flag again.
     this.#look.clear()
+    this.#cancelledEarly = []
     const claim = await this.#claimer.claim(free)
     if (claim.failedForMs !== null) {
       await sleep(claim.failedForMs, this.#draining.signal)
@@ -403,7 +411,10 @@ export class Worker {
   #take(deliveries: readonly Delivery[]): Lease[] {
     const leases = deliveries.map(delivery => this.#leases.add(delivery))
     this.#claimed += leases.length
-    return leases
+    for (const cancelled of this.#cancelledEarly ?? []) this.#leases.cancel(cancelled)
+    this.#cancelledEarly = undefined
+    for (const lease of leases) if (lease.cancelled) this.#leases.end(lease)
+    return leases.filter(lease => !lease.cancelled)
   }
 
   /** Nothing else runs beside a suspect, and nothing is claimed meanwhile. */

@@ -7,6 +7,12 @@ import { quoteIdentifier } from '../db/identifier.ts'
 /** Header whose value messages of one group have in common. */
 export const groupHeader = 'x-pgmq-group'
 
+/** Header of an archived message that was cancelled: `{ reason, at }`. */
+export const cancelledHeader = 'pgbus_cancelled'
+
+/** Channel that tells processes of a cancelled message that somebody may be working on; JSON, {@link Cancelled}. */
+export const cancelChannel = 'pgbus_cancel'
+
 /**
  * The SQL of the hot path, straight on the queue tables. The `pgmq.*` functions do the same for other clients.
  *
@@ -216,6 +222,68 @@ SELECT t.msg_id FROM token t
    (SELECT true FROM kept k WHERE k.msg_id = t.msg_id),
    (SELECT true FROM ${archive} a WHERE a.msg_id = t.msg_id AND a.read_ct = t.read_ct))`,
     values: [...tokenArrays(tokens), failedName],
+  }
+}
+
+/** What is told on {@link cancelChannel}. */
+export interface Cancelled {
+  physical: string
+  msgId: number
+  reason: string | null
+}
+
+/** Reads what was told on {@link cancelChannel}; undefined: somebody else wrote it. */
+export function readCancelled(payload: string): Cancelled | undefined {
+  let told: Partial<Record<keyof Cancelled, unknown>> | null
+  try {
+    told = JSON.parse(payload)
+  } catch {
+    return undefined
+  }
+  const { physical, msgId, reason = null } = told ?? {}
+  if (typeof physical !== 'string' || !Number.isSafeInteger(msgId)) return undefined
+  return { physical, msgId: msgId as number, reason: typeof reason === 'string' ? reason : null }
+}
+
+export interface CancelRow {
+  /** Its failure after the newest read is recorded: it waits for its next attempt. */
+  failed: boolean
+  read_ct: number
+  /** It could not be claimed at that moment. */
+  hidden: boolean
+}
+
+/**
+ * Archives one message whoever holds it, and tells so at commit if anybody may. From then on no statement of a worker
+ * that still runs it changes anything. One {@link CancelRow}, none: there was no such message.
+ */
+export function cancelOne(
+  physical: string,
+  msgId: number,
+  reason: string | null,
+  failedName: string,
+): Statement {
+  return {
+    text: `WITH gone AS (
+  DELETE FROM ${queueTable(physical)} m WHERE m.msg_id = $1::bigint
+  RETURNING m.msg_id, m.read_ct, m.enqueued_at, m.last_read_at, m.vt, m.message, m.headers
+), kept AS (
+  INSERT INTO ${archiveTable(physical)} (msg_id, read_ct, enqueued_at, last_read_at, vt, message, headers)
+  SELECT msg_id, read_ct, enqueued_at, last_read_at, vt, message,
+         CASE WHEN jsonb_typeof(headers) = 'object' THEN headers ELSE '{}' END
+           || jsonb_build_object('${cancelledHeader}', jsonb_build_object('reason', $2::text, 'at', clock_timestamp()))
+    FROM gone
+), cleared AS (
+  DELETE FROM pgbus_failed_events f USING gone g WHERE f.queue_name = $3::text AND f.msg_id = g.msg_id
+  RETURNING f.retry_count
+)
+SELECT g.read_ct, g.vt > clock_timestamp() AS hidden,
+       coalesce((SELECT retry_count = g.read_ct - 1 FROM cleared), false) AS failed,
+       CASE WHEN g.read_ct > 0 THEN
+         pg_notify('${cancelChannel}', json_build_object('physical', $4::text, 'msgId', g.msg_id, 'reason', $2::text)::text)
+       END AS told
+  FROM gone g`,
+    values: [msgId, reason, failedName, physical],
   }
 }
 

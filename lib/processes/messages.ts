@@ -1,6 +1,7 @@
 import type { ResolvedWorkerEntry } from '../config/options.ts'
 import type { HeldToken } from '../jobs/held-tokens.ts'
 import type { MaintenanceRole } from '../maintenance/maintenance.ts'
+import type { Cancelled } from '../pgmq/statements.ts'
 
 /** What a child is for: its role, and what that role needs to know. `supervisor/roles.ts` knows the rest. */
 export type ChildSpec =
@@ -33,6 +34,8 @@ export type SupervisorToChild =
   | { t: 'healthy' }
   /** Notifications are not delivered: poll fast. */
   | { t: 'degraded' }
+  /** A message was cancelled that the child may be working on. */
+  | ({ t: 'cancel' } & Cancelled)
   /** A queue was created: look which ones there are. */
   | { t: 'refresh' }
 

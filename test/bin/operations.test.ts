@@ -57,6 +57,33 @@ t.test('given an operator at a terminal', async t => {
     t.match(wrong.output, /^pgbus: there is no queue "mial"; did you mean "mail"\?\n$/)
   })
 
+  t.test('when there are jobs, then they are listed, shown and cancelled', async t => {
+    t.match(
+      (await run('jobs', 'list', 'mail')).stdout,
+      /^ID +JOB +STATE.*\n 1 +send +ready +0 .*\n(.*\n)*3 jobs\n$/,
+    )
+    t.match((await run('jobs', 'list', 'mail', '--state', 'running', '--json')).json(), {
+      total: 0,
+      jobs: [],
+    })
+    t.match((await run('jobs', 'show', 'mail', '2', '--json')).json(), {
+      msgId: 2,
+      message: { arguments: [2] },
+    })
+    t.match((await run('jobs', 'cancel', 'mail', '2', '--reason', 'twice', '--json')).json(), {
+      status: 'cancelled',
+    })
+    t.match((await run('jobs', 'show', 'mail', '2')).stdout, /"state": "cancelled"/)
+    const again = await run('jobs', 'cancel', 'mail', '2')
+    t.equal(again.code, 1)
+    t.match(again.stdout, /has no job 2 \(any more\); nothing was changed/)
+    t.match(await run('jobs', 'cancel', 'mail', 'x'), {
+      code: 1,
+      output: /the id of a job is a number, got "x"/,
+    })
+    await pgbus.enqueue('send', 2, { queue: 'mail' })
+  })
+
   t.test('when something is to be deleted, then only with --yes', async t => {
     const refused = await run('queues', 'purge', 'mail')
     t.equal(refused.code, 1)

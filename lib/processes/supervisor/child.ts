@@ -68,6 +68,9 @@ class Child {
       case 'degraded':
         this.#delivery.heard(message.t === 'healthy')
         return
+      case 'cancel':
+        this.#runner?.cancel?.(message)
+        return
       case 'refresh':
         this.#runner?.refresh?.()
         return

@@ -4,11 +4,12 @@
  * Each child says which tables it reads; the union is LISTENed, with one reference per child and table. A
  * notification becomes a `wake` to every child that reads the table: waking one too many costs an empty claim,
  * waking one too few would cost seconds. Wakes carry no data, so those that a busy child has not received yet
- * merge into one. A child that hears nothing for a while, or whose supervisor dies, polls by itself.
+ * merge into one. What was cancelled is told as it is. A child that hears nothing for a while, or whose supervisor dies, polls by itself.
  */
 import type { Logger } from '../../core/log.ts'
 import type { Listener } from '../../db/listener.ts'
 import { insertChannel } from '../../pgmq/names.ts'
+import { cancelChannel, readCancelled } from '../../pgmq/statements.ts'
 import type { SupervisorToChild } from '../messages.ts'
 
 /** Interval at which children are told again whether notifications arrive. */
@@ -58,7 +59,8 @@ export class NotifyHub {
 
   /** Connects in the background. */
   start(): void {
-    this.#listener.onNotify(channel => this.#notified(channel))
+    this.#listener.onNotify((channel, payload) => this.#notified(channel, payload))
+    void this.#listener.ensureListening(cancelChannel)
     this.#listener.onStatus(delivering => {
       this.#log.info(
         delivering ? 'notifications are delivered' : 'notifications are not delivered; workers poll',
@@ -122,11 +124,28 @@ export class NotifyHub {
     await this.#listener.close()
   }
 
-  #notified(channel: string): void {
+  #notified(channel: string, payload: string): void {
+    if (channel === cancelChannel) {
+      this.#cancelled(payload)
+      return
+    }
     for (const [member, membership] of this.#members) {
       if (!membership.channels.has(channel)) continue
       membership.wakeDue = true
       this.#flush(member, membership)
+    }
+  }
+
+  /** To each child that reads the table: which of them has the message, they know best. */
+  #cancelled(payload: string): void {
+    const cancelled = readCancelled(payload)
+    if (!cancelled) {
+      this.#log.warn({ channel: cancelChannel }, 'ignored a notification that is no cancellation')
+      return
+    }
+    const channel = insertChannel(cancelled.physical)
+    for (const [member, { channels }] of this.#members) {
+      if (channels.has(channel)) member.send({ t: 'cancel', ...cancelled }, () => undefined)
     }
   }
 

@@ -1,4 +1,5 @@
 import type { Pgbus } from '../../pgbus.ts'
+import type { Cancelled } from '../../pgmq/statements.ts'
 import type { ChildBeat, ChildToSupervisor } from '../messages.ts'
 
 /** What a runner needs of the child around it. */
@@ -24,6 +25,8 @@ export interface Runner {
   /** Something may have been inserted. This and what follows: only of runners that read queues. */
   wake?(): void
   setDelivering?(delivering: boolean): void
+  /** A message was cancelled that it may be working on. */
+  cancel?(cancelled: Cancelled): void
   /** A queue was created. */
   refresh?(): void
 }

@@ -1,5 +1,6 @@
 import type { ResolvedWorkerEntry } from '../../config/options.ts'
 import type { Worker } from '../../jobs/worker.ts'
+import type { Cancelled } from '../../pgmq/statements.ts'
 import type { ChildBeat } from '../messages.ts'
 import { HeldReporter } from './held.ts'
 import { RecyclePolicy } from './recycle-policy.ts'
@@ -47,6 +48,10 @@ export class WorkerRunner implements Runner {
 
   setDelivering(delivering: boolean): void {
     this.#worker.setDelivering(delivering)
+  }
+
+  cancel(cancelled: Cancelled): void {
+    this.#worker.cancel(cancelled)
   }
 
   refresh(): void {

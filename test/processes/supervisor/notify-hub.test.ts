@@ -1,5 +1,6 @@
 import t from 'tap'
 import type { Logger } from '../../../lib/core/log.ts'
+import { cancelChannel } from '../../../lib/pgmq/statements.ts'
 import type { SupervisorToChild } from '../../../lib/processes/messages.ts'
 import { type HubListener, type HubMember, NotifyHub } from '../../../lib/processes/supervisor/notify-hub.ts'
 
@@ -24,6 +25,8 @@ class FakeListener implements HubListener {
 
   start(): void {}
   async ensureListening(channel: string): Promise<'active' | 'pending'> {
+    // Always heard, so not among those that children refer to.
+    if (channel === cancelChannel) return this.answer
     this.references.set(channel, (this.references.get(channel) ?? 0) + 1)
     await this.gate
     return this.answer
@@ -90,6 +93,27 @@ const setup = (t: { teardown(fn: () => unknown): unknown }) => {
   t.teardown(() => hub.close())
   return { listener, hub, intervals }
 }
+
+t.test('given a cancelled message', async t => {
+  const { listener, hub } = setup(t)
+  const reader = new FakeMember('worker:0.0')
+  const other = new FakeMember('worker:1.0')
+  await hub.listen(reader, ['pgbus_a'])
+  await hub.listen(other, ['pgbus_b'])
+  reader.take()
+  other.take()
+  t.test('when it is told, then those who read its table are told, also one that does not drain', async t => {
+    reader.blocked = true
+    listener.notify('pgbus_cancel', '{"physical":"pgbus_a","msgId":7,"reason":null}')
+    listener.notify('pgbus_cancel', '{"physical":"pgbus_a","msgId":8,"reason":null}')
+    t.strictSame(reader.take(), ['cancel', 'cancel'])
+    t.strictSame(other.take(), [])
+  })
+  t.test('when the notification is of somebody else, then nobody is told', async t => {
+    for (const payload of ['', '{"physical":"pgbus_a"}', 'null']) listener.notify('pgbus_cancel', payload)
+    t.strictSame(reader.take(), [])
+  })
+})
 
 t.test('given a child that reads two tables', async t => {
   t.test('when it says so, then both are LISTENed, and it is woken and told the status', async t => {
