@@ -22,6 +22,7 @@ export {
   type RetryPolicy,
 } from './jobs/define.ts'
 export type { EnqueueItem, EnqueueOptions, EnqueueResult } from './jobs/enqueue.ts'
+export type { InProcessWorker } from './jobs/in-process-worker.ts'
 export type {
   CancelOptions,
   CancelResult,
@@ -32,7 +33,9 @@ export type {
   JobState,
   Jobs,
 } from './jobs/jobs.ts'
+export type { RunResult, RunUntilEmptyOptions } from './jobs/run-until-empty.ts'
 export type { StandardSchemaV1 } from './jobs/standard-schema.ts'
+export type { WorkerState, WorkerStats } from './jobs/worker.ts'
 export { createPgbus, loadPgbus, type Pgbus, type Schema } from './pgbus.ts'
 export type { QueueInfo, QueueMetrics, Queues } from './pgmq/queues.ts'
 export {

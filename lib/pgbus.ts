@@ -13,7 +13,10 @@ import { type MigrationStatus, migrate, migrationStatus } from './db/migrate.ts'
 import { DeadLetters } from './jobs/dead-letters.ts'
 import type { Job } from './jobs/define.ts'
 import { type EnqueueItem, type EnqueueOptions, type EnqueueResult, Enqueuer } from './jobs/enqueue.ts'
+import { InProcessWorker } from './jobs/in-process-worker.ts'
 import { type CancelOptions, type CancelResult, Jobs } from './jobs/jobs.ts'
+import { NotifyHub } from './jobs/notify-hub.ts'
+import { type RunResult, type RunUntilEmptyOptions, runUntilEmpty } from './jobs/run-until-empty.ts'
 import { Worker, type WorkerOptions } from './jobs/worker.ts'
 import { Queues } from './pgmq/queues.ts'
 import { broadcastJobName } from './streams/broadcast-job.ts'
@@ -62,7 +65,10 @@ export class Pgbus {
   #queues: Queues | undefined
   #enqueuer: Enqueuer | undefined
   #streams: Streams | undefined
+  #hub: NotifyHub | undefined
+  readonly #workers = new Set<InProcessWorker>()
   #closing: Promise<void> | undefined
+  #closed = false
 
   /** @internal */
   constructor(config: ResolvedConfig, options: PgbusInternals = {}) {
@@ -178,6 +184,35 @@ export class Pgbus {
     return this.jobs.cancel(queue, msgId, options)
   }
 
+  /**
+   * A worker of this process; it begins with `start()`, and the end of the instance stops it.
+   * @throws ConfigurationError that names everything that is wrong with the entry.
+   */
+  worker(entry: Omit<WorkerEntry, 'processes'>): InProcessWorker {
+    if ('processes' in entry)
+      throw new TypeError('a worker in process has no "processes"; start a second one, or use pgbus start')
+    if (this.#closing) throw closedError()
+    const worker = new InProcessWorker({
+      create: hooks => this.createWorker(entry, hooks),
+      hub: () => {
+        if (this.config.notify.enabled) this.#hub ??= NotifyHub.open(this)
+        return this.#hub
+      },
+      onStopped: stopped => this.#workers.delete(stopped),
+    })
+    this.#workers.add(worker)
+    return worker
+  }
+
+  /**
+   * Runs, in this process, what is due now and what becomes due while it runs, then resolves. Made for tests and
+   * scripts: a job that is to run later, a retry for example, is not waited for.
+   * @throws ConfigurationError; SchemaNotReadyError; the reason of `signal`, after what runs has ended.
+   */
+  runUntilEmpty(options: RunUntilEmptyOptions): Promise<RunResult> {
+    return runUntilEmpty((entry, hooks) => this.createWorker(entry, hooks), options)
+  }
+
   /** @internal */
   createWorker(entry: WorkerEntry, hooks: WorkerHooks = {}): Worker {
     const issues: ConfigIssue[] = []
@@ -208,7 +243,11 @@ export class Pgbus {
   }
 
   async #close(): Promise<void> {
+    // Their jobs may still enqueue and broadcast, and their last statements need the pool.
+    if (this.#workers.size > 0) await Promise.all([...this.#workers].map(worker => worker.stop()))
+    this.#closed = true
     openInstances.delete(this)
+    await this.#hub?.close()
     // Streams first: their last frames are read through connections of their own.
     await this.#streams?.close()
     await this.#db?.close()
@@ -226,8 +265,7 @@ export class Pgbus {
   }
 
   #assertOpen(): void {
-    if (this.#closing)
-      throw new ClosedError('this pgbus instance is closed; make a new one with createPgbus()')
+    if (this.#closed) throw closedError()
   }
 }
 
@@ -245,6 +283,10 @@ export function createPgbus(options: PgbusConfig = {}): Pgbus {
 export async function loadPgbus(options: LoadConfigOptions = {}): Promise<Pgbus> {
   const { config, warnings } = await loadConfig(options)
   return withWarnings(new Pgbus(config), warnings)
+}
+
+function closedError(): ClosedError {
+  return new ClosedError('this pgbus instance is closed; make a new one with createPgbus()')
 }
 
 function withWarnings(pgbus: Pgbus, warnings: readonly ConfigIssue[]): Pgbus {

@@ -21,6 +21,7 @@ const renamed: Record<string, string> = {
   workerNotifyDatabaseUrl: 'notify.databaseUrl',
   workerNotifyHost: 'notify.host',
   workerNotifyPort: 'notify.port',
+  workerNotifyScope: 'notify.scope',
 }
 
 /** What the writer of an unknown key may have meant. */

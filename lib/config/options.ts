@@ -122,7 +122,7 @@ export interface ResolvedConfig {
   readonly drainTimeout: number
   /** Already derived: `drainTimeout + 5 s` unless set. */
   readonly shutdownTimeout: number
-  readonly notify: ResolvedTarget & { readonly enabled: boolean }
+  readonly notify: ResolvedTarget & { readonly enabled: boolean; readonly scope: 'supervisor' | 'fork' }
 
   readonly streams: ResolvedTarget & {
     readonly enabled: boolean

@@ -379,6 +379,13 @@ const sections: [title: string, rows: Row[]][] = [
         'Create insert triggers and LISTEN on them; off: workers poll.',
       ],
       [
+        'notify.scope',
+        oneOf(['supervisor', 'fork']),
+        'supervisor',
+        true,
+        '`supervisor`: one LISTEN connection per job host. `fork`: one per worker process.',
+      ],
+      [
         'notify.databaseUrl',
         databaseUrl,
         null,

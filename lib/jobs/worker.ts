@@ -56,6 +56,8 @@ export interface WorkerStats {
   inFlight: number
   /** Ended here, however they ended. */
   processed: number
+  /** Of these, jobs that are done: they returned, or were discarded by their own code. */
+  succeeded: number
   /** Of these, attempts that failed. */
   failed: number
   /** Of these, moved to the dead-letter queue. */
@@ -129,6 +131,7 @@ export class Worker {
   #cancelledEarly: Cancelled[] | undefined
   #claimed = 0
   #processed = 0
+  #succeeded = 0
   #failed = 0
   #buried = 0
 
@@ -274,6 +277,7 @@ export class Worker {
       state: this.#state,
       inFlight: this.#jobs.size,
       processed: this.#processed,
+      succeeded: this.#succeeded,
       failed: this.#failed,
       buried: this.#buried,
       leasesLost: this.#leases.lostCount,
@@ -459,6 +463,7 @@ export class Worker {
     this.#leases.end(lease)
     void this.#held.done([lease])
     this.#processed += 1
+    if (ending === 'succeeded' || ending === 'discarded') this.#succeeded += 1
     if (ending === 'retried' || ending === 'postponed' || ending === 'buried') this.#failed += 1
     if (ending === 'buried' || ending === 'expired') this.#buried += 1
     const resumed = await this.#judge(lease.delivery, ending)

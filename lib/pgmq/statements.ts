@@ -13,6 +13,9 @@ export const cancelledHeader = 'pgbus_cancelled'
 /** Channel that tells processes of a cancelled message that somebody may be working on; JSON, {@link Cancelled}. */
 export const cancelChannel = 'pgbus_cancel'
 
+/** Channel on which `pgbus_create_queue` tells of a new queue. */
+export const createdChannel = 'pgbus_queues'
+
 /**
  * The SQL of the hot path, straight on the queue tables. The `pgmq.*` functions do the same for other clients.
  *

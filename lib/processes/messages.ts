@@ -1,7 +1,7 @@
 import type { ResolvedWorkerEntry } from '../config/options.ts'
 import type { HeldToken } from '../jobs/held-tokens.ts'
+import type { HubMessage } from '../jobs/notify-hub.ts'
 import type { MaintenanceRole } from '../maintenance/maintenance.ts'
-import type { Cancelled } from '../pgmq/statements.ts'
 
 /** What a child is for: its role, and what that role needs to know. `supervisor/roles.ts` knows the rest. */
 export type ChildSpec =
@@ -26,18 +26,7 @@ export interface ListenMessage {
   wildcard?: boolean | undefined
 }
 
-export type SupervisorToChild =
-  | BootMessage
-  /** A message was inserted into a table that the child reads. */
-  | { t: 'wake' }
-  /** Notifications are delivered: idle waits may be long. */
-  | { t: 'healthy' }
-  /** Notifications are not delivered: poll fast. */
-  | { t: 'degraded' }
-  /** A message was cancelled that the child may be working on. */
-  | ({ t: 'cancel' } & Cancelled)
-  /** A queue was created: look which ones there are. */
-  | { t: 'refresh' }
+export type SupervisorToChild = BootMessage | HubMessage
 
 /** A sign of life, every second. */
 export interface ChildBeat {

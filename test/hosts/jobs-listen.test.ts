@@ -128,3 +128,27 @@ t.test('given a job that blocks its process', async t => {
     },
   )
 })
+
+t.test("given a host with notify.scope 'fork'", async t => {
+  const db = await createDatabase(t)
+  await db.query(ledgerTable)
+  const pgbus = createTestPgbus(t, db)
+  const env = { PGBUS_NOTIFY_SCOPE: 'fork', PGBUS_POLLING_INTERVAL: '10m' }
+  const host = spawnJobs(t, db, { workers: 'default: 1; mail: 1', env })
+  await host.booted(2)
+
+  t.test('when jobs come, then each worker is woken over a connection of its own', async t => {
+    const sessions = () =>
+      db.query(
+        `SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'pgbus-listen'`,
+      )
+    await waitFor(() => host.output().split('notifications are delivered').length === 3)
+    t.equal((await sessions()).length, 2)
+    await pgbus.enqueueMany(['default', 'mail'].map((queue, n) => ({ job: 'note', args: { n }, queue })))
+    await waitFor(async () => (await db.query('SELECT FROM ledger WHERE ended_at IS NOT NULL')).length === 2)
+    process.kill(host.pid, 'SIGTERM')
+    t.match(await host.exited, { code: 0 })
+    t.same(await sessions(), [])
+    t.same(host.survivors(), [])
+  })
+})

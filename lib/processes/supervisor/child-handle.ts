@@ -1,5 +1,6 @@
 import { deadline } from '../../core/deadline.ts'
 import type { Logger } from '../../core/log.ts'
+import type { HubMember } from '../../jobs/notify-hub.ts'
 import type {
   BootMessage,
   ChildBeat,
@@ -8,7 +9,6 @@ import type {
   SupervisorToChild,
 } from '../messages.ts'
 import { HeldSet } from './held.ts'
-import type { HubMember } from './notify-hub.ts'
 import type { Stoppable } from './shutdown.ts'
 import type { Watched } from './watchdog.ts'
 

@@ -39,7 +39,9 @@ class Child {
   /** Longest time from the first reason to end to the end. */
   #limit = 0
   #ending: Promise<void> | undefined
-  readonly #delivery = new DeliveryStatus(delivering => this.#runner?.setDelivering?.(delivering))
+  readonly #delivery = new DeliveryStatus(delivering =>
+    this.#runner?.receive?.({ t: delivering ? 'healthy' : 'degraded' }),
+  )
 
   listen(): void {
     process.on('message', message => this.#receive(message as SupervisorToChild))
@@ -61,21 +63,12 @@ class Child {
       case 'boot':
         this.#start(message).catch(error => this.#fail(error, 'boot'))
         return
-      case 'wake':
-        this.#runner?.wake?.()
-        return
       case 'healthy':
       case 'degraded':
         this.#delivery.heard(message.t === 'healthy')
         return
-      case 'cancel':
-        this.#runner?.cancel?.(message)
-        return
-      case 'refresh':
-        this.#runner?.refresh?.()
-        return
       default:
-        message satisfies never
+        this.#runner?.receive?.(message)
     }
   }
 

@@ -1,5 +1,5 @@
+import type { HubMessage } from '../../jobs/notify-hub.ts'
 import type { Pgbus } from '../../pgbus.ts'
-import type { Cancelled } from '../../pgmq/statements.ts'
 import type { ChildBeat, ChildToSupervisor } from '../messages.ts'
 
 /** What a runner needs of the child around it. */
@@ -22,11 +22,6 @@ export interface Runner {
   stop(options: { immediate: boolean }): Promise<void>
   /** How it is, asked every second. */
   beat(): ChildBeat
-  /** Something may have been inserted. This and what follows: only of runners that read queues. */
-  wake?(): void
-  setDelivering?(delivering: boolean): void
-  /** A message was cancelled that it may be working on. */
-  cancel?(cancelled: Cancelled): void
-  /** A queue was created. */
-  refresh?(): void
+  /** The hub tells something. Only of runners that read queues. */
+  receive?(message: HubMessage): void
 }

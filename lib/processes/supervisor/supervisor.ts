@@ -6,8 +6,8 @@ import { BootError } from '../../core/errors.ts'
 import type { Logger } from '../../core/log.ts'
 import { toError } from '../../core/report.ts'
 import { withDeadline } from '../../core/sleep.ts'
-import { Listener } from '../../db/listener.ts'
 import { Heartbeat } from '../../jobs/heartbeat.ts'
+import { NotifyHub } from '../../jobs/notify-hub.ts'
 import { Pgbus } from '../../pgbus.ts'
 import { HealthServer } from '../health-server.ts'
 import type { ChildSpec, HostReadyMessage } from '../messages.ts'
@@ -16,7 +16,6 @@ import { bannerLines, schemaLine } from './banner.ts'
 import { ensureQueues, orAborted, prepareSchema, waitForDatabase } from './boot.ts'
 import type { ChildExit, ChildHandle } from './child-handle.ts'
 import { forkChild } from './fork-child.ts'
-import { NotifyHub } from './notify-hub.ts'
 import { Recycler } from './recycler.ts'
 import { planSlots, processKinds, queuesOf } from './roles.ts'
 import { Salvage } from './salvage.ts'
@@ -26,9 +25,6 @@ import { Watchdog } from './watchdog.ts'
 
 /** Connections of the supervisor itself: heartbeat and giving back messages. */
 const poolSize = 2
-
-const listenHealthCheckMs = 30_000
-const listenAckTimeoutMs = 5_000
 
 /** The last statements of a supervisor, when all children are gone. */
 const lastWordsMs = 1_000
@@ -122,7 +118,7 @@ export class Supervisor {
           fork: forkChild,
           events: {
             onReady: handle => this.#ready(handle),
-            onListen: (handle, message) => void this.#hub?.listen(handle, message.tables),
+            onListen: (handle, message) => void this.#hub?.listen(handle, message.tables, message),
             onRecycle: (slot, reason) => void this.#recycler.recycle(slot, reason),
             onGone: (slot, handle, exit) => this.#gone(slot, handle, exit),
             onVacated: (slot, pid, exit, delay) => this.#vacated(slot, pid, exit, delay),
@@ -239,22 +235,10 @@ export class Supervisor {
   }
 
   #openHub(): void {
-    if (!this.#loaded.config.notify.enabled || !this.#slots.some(({ spec }) => queuesOf(spec).length > 0))
+    const { enabled, scope } = this.#loaded.config.notify
+    if (!enabled || scope !== 'supervisor' || !this.#slots.some(({ spec }) => queuesOf(spec).length > 0))
       return
-    const log = this.#pgbus.log.child({ component: 'notify-hub' })
-    const listener = new Listener({
-      connector: this.#pgbus.connector,
-      target: 'notify',
-      log,
-      report: this.#pgbus.report,
-      action: 'notify_listener_reconnect',
-      healthCheck: listenHealthCheckMs,
-      verifyDelivery: true,
-      ackTimeout: listenAckTimeoutMs,
-      degradedPoll: null,
-    })
-    this.#hub = new NotifyHub({ listener, log })
-    this.#hub.start()
+    this.#hub = NotifyHub.open(this.#pgbus)
   }
 
   #ready(handle: ChildHandle): void {

@@ -1,6 +1,7 @@
 import type { ResolvedWorkerEntry } from '../../config/options.ts'
+import { dispatch, localMember } from '../../jobs/local-member.ts'
+import { type HubMember, type HubMessage, NotifyHub } from '../../jobs/notify-hub.ts'
 import type { Worker } from '../../jobs/worker.ts'
-import type { Cancelled } from '../../pgmq/statements.ts'
 import type { ChildBeat } from '../messages.ts'
 import { HeldReporter } from './held.ts'
 import { RecyclePolicy } from './recycle-policy.ts'
@@ -11,6 +12,8 @@ export class WorkerRunner implements Runner {
   readonly #worker: Worker
   readonly #context: RunnerContext
   readonly #recycling: RecyclePolicy
+  /** With `notify.scope: 'fork'`, its own connection; else the supervisor has one for all. */
+  readonly #own: { hub: NotifyHub; member: HubMember } | undefined
 
   constructor(entry: ResolvedWorkerEntry, context: RunnerContext) {
     const held = new HeldReporter((difference, sent) => context.tell({ t: 'held', ...difference }, sent))
@@ -21,6 +24,10 @@ export class WorkerRunner implements Runner {
       onTables: tables => this.#listen(tables),
     })
     this.#worker.setDelivering(context.delivering)
+    const { enabled, scope } = context.pgbus.config.notify
+    if (enabled && scope === 'fork') {
+      this.#own = { hub: NotifyHub.open(context.pgbus), member: localMember(this.#worker) }
+    }
   }
 
   async start(): Promise<void> {
@@ -38,27 +45,18 @@ export class WorkerRunner implements Runner {
     return { loop: this.#worker.loopAge, oldest }
   }
 
-  stop(options: { immediate: boolean }): Promise<void> {
-    return this.#worker.stop(options)
+  async stop(options: { immediate: boolean }): Promise<void> {
+    await this.#worker.stop(options)
+    await this.#own?.hub.close()
   }
 
-  wake(): void {
-    this.#worker.wake()
-  }
-
-  setDelivering(delivering: boolean): void {
-    this.#worker.setDelivering(delivering)
-  }
-
-  cancel(cancelled: Cancelled): void {
-    this.#worker.cancel(cancelled)
-  }
-
-  refresh(): void {
-    this.#worker.refresh()
+  receive(message: HubMessage): void {
+    dispatch(this.#worker, message)
   }
 
   #listen(tables: string[]): void {
-    this.#context.tell({ t: 'listen', tables, wildcard: this.#worker.readsPatterns })
+    const wildcard = this.#worker.readsPatterns
+    if (this.#own) void this.#own.hub.listen(this.#own.member, tables, { wildcard })
+    else this.#context.tell({ t: 'listen', tables, wildcard })
   }
 }

@@ -1,8 +1,7 @@
 import t from 'tap'
-import type { Logger } from '../../../lib/core/log.ts'
-import { cancelChannel } from '../../../lib/pgmq/statements.ts'
-import type { SupervisorToChild } from '../../../lib/processes/messages.ts'
-import { type HubListener, type HubMember, NotifyHub } from '../../../lib/processes/supervisor/notify-hub.ts'
+import type { Logger } from '../../lib/core/log.ts'
+import { type HubListener, type HubMember, type HubMessage, NotifyHub } from '../../lib/jobs/notify-hub.ts'
+import { cancelChannel, createdChannel } from '../../lib/pgmq/statements.ts'
 
 const quiet: Logger = {
   debug: () => undefined,
@@ -26,7 +25,7 @@ class FakeListener implements HubListener {
   start(): void {}
   async ensureListening(channel: string): Promise<'active' | 'pending'> {
     // Always heard, so not among those that children refer to.
-    if (channel === cancelChannel) return this.answer
+    if (channel === cancelChannel || channel === createdChannel) return this.answer
     this.references.set(channel, (this.references.get(channel) ?? 0) + 1)
     await this.gate
     return this.answer
@@ -53,7 +52,7 @@ class FakeListener implements HubListener {
 
 class FakeMember implements HubMember {
   readonly slot: string
-  readonly received: SupervisorToChild['t'][] = []
+  readonly received: HubMessage['t'][] = []
   /** Does not read: messages stay unsent until {@link drain}. */
   blocked = false
   readonly #unsent: (() => void)[] = []
@@ -62,7 +61,7 @@ class FakeMember implements HubMember {
     this.slot = slot
   }
 
-  send(message: SupervisorToChild, sent: () => void): void {
+  send(message: HubMessage, sent: () => void): void {
     this.received.push(message.t)
     if (this.blocked) this.#unsent.push(sent)
     else sent()
@@ -73,7 +72,7 @@ class FakeMember implements HubMember {
     for (const sent of this.#unsent.splice(0)) sent()
   }
 
-  take(): SupervisorToChild['t'][] {
+  take(): HubMessage['t'][] {
     return this.received.splice(0)
   }
 }
@@ -267,5 +266,24 @@ t.test('given a hub and time that passes', async t => {
     t.strictSame(child.take(), ['healthy'])
     await hub.close()
     t.equal(intervals.length, 0)
+  })
+})
+
+t.test('given a queue that was made', async t => {
+  const { listener, hub } = setup(t)
+  const patterns = new FakeMember('worker:0.0')
+  const named = new FakeMember('worker:1.0')
+  await hub.listen(patterns, [], { wildcard: true })
+  await hub.listen(named, ['pgbus_a'])
+  patterns.take()
+  named.take()
+  t.test('when that is told, then those who read by pattern are told, once while they are busy', async t => {
+    patterns.blocked = true
+    listener.notify('pgmq.q_pgbus_a.INSERT', '')
+    for (const name of ['pgbus_b', 'pgbus_c', 'pgbus_d']) listener.notify('pgbus_queues', name)
+    t.strictSame(patterns.take(), ['refresh'])
+    patterns.drain()
+    t.strictSame(patterns.take(), ['refresh'])
+    t.strictSame(named.take(), ['wake'])
   })
 })

@@ -1,24 +1,41 @@
 /**
- * One LISTEN connection for all children of a supervisor.
+ * One LISTEN connection for all workers of a host, or of a process.
  *
- * Each child says which tables it reads; the union is LISTENed, with one reference per child and table. A
- * notification becomes a `wake` to every child that reads the table: waking one too many costs an empty claim,
- * waking one too few would cost seconds. Wakes carry no data, so those that a busy child has not received yet
- * merge into one. What was cancelled is told as it is. A child that hears nothing for a while, or whose supervisor dies, polls by itself.
+ * Each member says which tables it reads; the union is LISTENed, with one reference per member and table. A
+ * notification becomes a `wake` to every member that reads the table: waking one too many costs an empty claim,
+ * waking one too few would cost seconds. Wakes carry no data, so those that a busy member has not received yet
+ * merge into one. What was cancelled is told as it is. A child that hears nothing for a while, or whose supervisor
+ * dies, polls by itself.
  */
-import type { Logger } from '../../core/log.ts'
-import type { Listener } from '../../db/listener.ts'
-import { insertChannel } from '../../pgmq/names.ts'
-import { cancelChannel, readCancelled } from '../../pgmq/statements.ts'
-import type { SupervisorToChild } from '../messages.ts'
+import type { Logger } from '../core/log.ts'
+import type { Report } from '../core/report.ts'
+import type { Connector } from '../db/connector.ts'
+import { Listener } from '../db/listener.ts'
+import { insertChannel } from '../pgmq/names.ts'
+import { type Cancelled, cancelChannel, createdChannel, readCancelled } from '../pgmq/statements.ts'
 
-/** Interval at which children are told again whether notifications arrive. */
+/** Interval at which members are told again whether notifications arrive. */
 export const statusIntervalMs = 5_000
 
-/** A child as the hub sees it. `sent` is called when the message has left this process, or never will. */
+const healthCheckMs = 30_000
+const ackTimeoutMs = 5_000
+
+export type HubMessage =
+  /** A message was inserted into a table that the member reads. */
+  | { t: 'wake' }
+  /** Notifications are delivered: idle waits may be long. */
+  | { t: 'healthy' }
+  /** Notifications are not delivered: poll fast. */
+  | { t: 'degraded' }
+  /** A queue was created: look which ones there are. */
+  | { t: 'refresh' }
+  /** A message was cancelled that the member may be working on. */
+  | ({ t: 'cancel' } & Cancelled)
+
+/** A worker as the hub sees it. `sent` is called when the message has left this process, or never will. */
 export interface HubMember {
   readonly slot: string
-  send(message: SupervisorToChild, sent: () => void): void
+  send(message: HubMessage, sent: () => void): void
 }
 
 export type HubListener = Pick<
@@ -28,14 +45,17 @@ export type HubListener = Pick<
 
 interface Membership {
   channels: ReadonlySet<string>
+  /** It reads queues by pattern. */
+  wildcard: boolean
   /** Counts `listen` messages: an answer of LISTEN that belongs to an older set is stale. */
   generation: number
-  /** Every channel of the set was answered; before, the child polls. */
+  /** Every channel of the set was answered; before, the member polls. */
   settled: boolean
   /** A wake or status is on its way; what is due meanwhile follows it. */
   sending: boolean
   wakeDue: boolean
   statusDue: boolean
+  refreshDue: boolean
 }
 
 export class NotifyHub {
@@ -45,6 +65,25 @@ export class NotifyHub {
   readonly #members = new Map<HubMember, Membership>()
   #stopStatus: () => void = () => undefined
   #closed: Promise<void> | undefined
+
+  /** A hub with a connection of its own. */
+  static open(options: { connector: Connector; log: Logger; report: Report }): NotifyHub {
+    const log = options.log.child({ component: 'notify-hub' })
+    const listener = new Listener({
+      connector: options.connector,
+      target: 'notify',
+      log,
+      report: options.report,
+      action: 'notify_listener_reconnect',
+      healthCheck: healthCheckMs,
+      verifyDelivery: true,
+      ackTimeout: ackTimeoutMs,
+      degradedPoll: null,
+    })
+    const hub = new NotifyHub({ listener, log })
+    hub.start()
+    return hub
+  }
 
   /** `every` calls a function at an interval and returns what ends that. */
   constructor(options: {
@@ -60,7 +99,7 @@ export class NotifyHub {
   /** Connects in the background. */
   start(): void {
     this.#listener.onNotify((channel, payload) => this.#notified(channel, payload))
-    void this.#listener.ensureListening(cancelChannel)
+    for (const channel of [cancelChannel, createdChannel]) void this.#listener.ensureListening(channel)
     this.#listener.onStatus(delivering => {
       this.#log.info(
         delivering ? 'notifications are delivered' : 'notifications are not delivered; workers poll',
@@ -71,20 +110,27 @@ export class NotifyHub {
     this.#stopStatus = this.#every(statusIntervalMs, () => this.#broadcastStatus())
   }
 
-  /** Replaces the tables that a child reads. */
-  async listen(member: HubMember, tables: readonly string[]): Promise<void> {
+  /** Replaces the tables that a member reads. `wildcard`: it wants to know of new queues. */
+  async listen(
+    member: HubMember,
+    tables: readonly string[],
+    { wildcard = false }: { wildcard?: boolean | undefined } = {},
+  ): Promise<void> {
     if (this.#closed) return
     const channels = new Set(tables.map(insertChannel))
     const membership = this.#members.get(member) ?? {
       channels: new Set<string>(),
+      wildcard,
       generation: 0,
       settled: false,
       sending: false,
       wakeDue: false,
       statusDue: false,
+      refreshDue: false,
     }
     const before = membership.channels
     membership.channels = channels
+    membership.wildcard = wildcard
     membership.generation += 1
     membership.settled = false
     this.#members.set(member, membership)
@@ -98,13 +144,13 @@ export class NotifyHub {
     await Promise.all(answers)
     if (this.#members.get(member) !== membership || membership.generation !== generation) return
     membership.settled = true
-    // What was inserted between the child's last claim and LISTEN had no messenger.
+    // What was inserted between the member's last claim and LISTEN had no messenger.
     membership.wakeDue = true
     membership.statusDue = true
     this.#flush(member, membership)
   }
 
-  /** Forgets a child that is gone. */
+  /** Forgets a member that is gone. */
   remove(member: HubMember): void {
     const membership = this.#members.get(member)
     if (!membership) return
@@ -112,7 +158,7 @@ export class NotifyHub {
     for (const channel of membership.channels) this.#listener.release(channel)
   }
 
-  /** Ends the connection. Children notice by themselves. */
+  /** Ends the connection. Members are not told. */
   close(): Promise<void> {
     this.#closed ??= this.#close()
     return this.#closed
@@ -130,13 +176,14 @@ export class NotifyHub {
       return
     }
     for (const [member, membership] of this.#members) {
-      if (!membership.channels.has(channel)) continue
-      membership.wakeDue = true
+      if (channel === createdChannel) membership.refreshDue ||= membership.wildcard
+      else if (membership.channels.has(channel)) membership.wakeDue = true
+      else continue
       this.#flush(member, membership)
     }
   }
 
-  /** To each child that reads the table: which of them has the message, they know best. */
+  /** To each member that reads the table: which of them has the message, they know best. */
   #cancelled(payload: string): void {
     const cancelled = readCancelled(payload)
     if (!cancelled) {
@@ -168,10 +215,14 @@ export class NotifyHub {
     })
   }
 
-  #next(membership: Membership): SupervisorToChild | undefined {
+  #next(membership: Membership): HubMessage | undefined {
     if (membership.wakeDue) {
       membership.wakeDue = false
       return { t: 'wake' }
+    }
+    if (membership.refreshDue) {
+      membership.refreshDue = false
+      return { t: 'refresh' }
     }
     if (membership.statusDue) {
       membership.statusDue = false
