@@ -8,6 +8,7 @@ import { deadLetterCommands } from './commands/dlq.ts'
 import { jobCommands } from './commands/jobs.ts'
 import { migrate } from './commands/migrate.ts'
 import { queueCommands } from './commands/queues.ts'
+import { recurringCommands } from './commands/recurring.ts'
 import { start } from './commands/start.ts'
 import { status } from './commands/status.ts'
 
@@ -32,6 +33,7 @@ const commands: readonly CommandDefinition[] = [
   ...queueCommands,
   ...jobCommands,
   ...deadLetterCommands,
+  ...recurringCommands,
   config,
   demo,
 ]
@@ -39,6 +41,7 @@ const commands: readonly CommandDefinition[] = [
 const groups: Record<string, string> = {
   queues: 'look at queues, pause, resume, empty and drop them',
   jobs: 'look at jobs and cancel them',
+  recurring: 'look at recurring tasks, run, enable and disable them',
   dlq: 'look at dead letters, retry or discard them',
 }
 

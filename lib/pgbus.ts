@@ -19,6 +19,7 @@ import { NotifyHub } from './jobs/notify-hub.ts'
 import { type RunResult, type RunUntilEmptyOptions, runUntilEmpty } from './jobs/run-until-empty.ts'
 import { Worker, type WorkerOptions } from './jobs/worker.ts'
 import { Queues } from './pgmq/queues.ts'
+import { Recurring } from './recurring/recurring.ts'
 import { broadcastJobName } from './streams/broadcast-job.ts'
 import type { Filters } from './streams/filters.ts'
 import type { StreamName } from './streams/name.ts'
@@ -127,6 +128,15 @@ export class Pgbus {
   /** Jobs that wait or run: list, look at, cancel. */
   get jobs(): Jobs {
     return new Jobs({ db: this.db, queues: this.queues, config: this.config })
+  }
+
+  /** Recurring tasks: make, change, list, enable, run now. A host with the role `scheduler` enqueues them. */
+  get recurring(): Recurring {
+    return new Recurring({
+      db: this.db,
+      config: this.config,
+      enqueue: (job, args, options) => this.enqueue(job, args, options),
+    })
   }
 
   /** Streams of this process: the endpoint's side, and signed names. Broadcast with {@link Pgbus.stream}. */

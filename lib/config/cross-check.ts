@@ -32,6 +32,7 @@ export function crossCheck(
   if (config.health.port !== null && config.health.port === config.web.port)
     issues.push({ path: 'health.port', rule: 'is also web.port', received: String(config.health.port) })
   checkQueueNames(config, issues)
+  checkRecurring(config, issues)
 
   const { retry, priority, drainTimeout, shutdownTimeout, pool, workers, streams, log } = config
   if (retry.base > retry.max) warn('retry.base', 'is greater than retry.max')
@@ -78,6 +79,19 @@ function checkQueueNames(config: ResolvedConfig, issues: ConfigIssue[]): void {
       rule: `queue ${JSON.stringify(queue)} ${rule}`,
       received: showValue(path, queue),
       hint,
+    })
+  }
+}
+
+/** A record of a run that is deleted while the run could still be caught up would let it run again. */
+function checkRecurring({ recurring }: ResolvedConfig, issues: ConfigIssue[]): void {
+  const { tasks, executionRetention } = recurring
+  for (const [key, { catchUpWindow }] of Object.entries(tasks ?? {})) {
+    if (executionRetention === null || catchUpWindow < executionRetention) continue
+    issues.push({
+      path: `recurring.tasks.${key}.catchUpWindow`,
+      rule: 'must be shorter than recurring.executionRetention',
+      received: String(catchUpWindow),
     })
   }
 }

@@ -2,6 +2,7 @@ import type { ConnectionOptions as TlsOptions } from 'node:tls'
 import type { Duration } from '../core/duration.ts'
 import type { Logger, LogLevel } from '../core/log.ts'
 import type { ErrorReporter } from '../core/report.ts'
+import type { RecurringTask, ResolvedRecurringTask } from './recurring-tasks.ts'
 import type { Role } from './roles.ts'
 
 /** One entry of `workers`: a set of queues and how many of their jobs run at once. One process each. */
@@ -164,6 +165,13 @@ export interface ResolvedConfig {
   readonly archiveRetention: number | null
   readonly dispatchInterval: number
 
+  readonly recurring: {
+    /** By key; null: the configuration says nothing about tasks. */
+    readonly tasks: Readonly<Record<string, ResolvedRecurringTask>> | null
+    readonly interval: number
+    readonly executionRetention: number | null
+  }
+
   readonly pgmq: { readonly schemaMode: 'auto' | 'extension' | 'embedded' }
   readonly migrations: { readonly onBoot: 'off' | 'check' | 'apply'; readonly lockTimeout: number }
   readonly web: {
@@ -213,6 +221,8 @@ type DurationKey =
   | 'bootTimeout'
   | 'archiveRetention'
   | 'dispatchInterval'
+  | 'interval'
+  | 'executionRetention'
 
 /** Keys that hold an object of somebody else: taken as a whole. */
 type OpaqueKey = 'ssl' | 'variables' | 'password' | 'logger' | 'cors' | 'member'
@@ -231,7 +241,15 @@ type Input<T> = {
 
 /** What a user writes. Every key is optional; `undefined` means "use the default", `null` means "off" where allowed. */
 export interface PgbusConfig
-  extends Omit<Input<ResolvedConfig>, 'roles' | 'workers' | 'streams' | 'web' | 'shutdownTimeout'> {
+  extends Omit<
+    Input<ResolvedConfig>,
+    'recurring' | 'roles' | 'workers' | 'streams' | 'web' | 'shutdownTimeout'
+  > {
+  recurring?:
+    | (Omit<Input<ResolvedConfig['recurring']>, 'tasks'> & {
+        tasks?: Readonly<Record<string, RecurringTask>> | null | undefined
+      })
+    | undefined
   roles?: Role | readonly Role[] | null | undefined
   workers?: string | readonly WorkerEntry[] | null | undefined
   /** Longest time the supervisor waits for its children; default `drainTimeout + 5s`. */

@@ -1,4 +1,5 @@
 import { availableParallelism } from 'node:os'
+import { recurringTasks } from './recurring-tasks.ts'
 import { roleList } from './roles.ts'
 import {
   boolean,
@@ -300,7 +301,7 @@ const sections: [title: string, rows: Row[]][] = [
         roleList,
         null,
         true,
-        'What `pgbus start` runs: `workers`, and `dispatcher`, the maintenance process that deletes what is old; null: everything.',
+        'What `pgbus start` runs: `workers`, `dispatcher`, which deletes what is old, and `scheduler`, which enqueues recurring tasks; null: everything, the scheduler only with `recurring.tasks`.',
       ],
       [
         'imports',
@@ -633,6 +634,32 @@ const sections: [title: string, rows: Row[]][] = [
         '1s',
         true,
         'How often the maintenance process looks whether a task is due.',
+      ],
+    ],
+  ],
+  [
+    'Recurring tasks',
+    [
+      [
+        'recurring.tasks',
+        recurringTasks,
+        null,
+        false,
+        'Tasks by key: `{ job, schedule, timeZone?, args?, queue?, priority?, description?, enabled?, catchUp?, catchUpWindow? }`. `{}` removes those of an earlier configuration; null leaves the table alone.',
+      ],
+      [
+        'recurring.interval',
+        seconds,
+        '1s',
+        true,
+        'Longest time between two looks of the scheduler at its tasks.',
+      ],
+      [
+        'recurring.executionRetention',
+        duration({ nullable: true, seconds: true }),
+        '7d',
+        true,
+        'Age at which records of past runs are deleted; the newest of each task stays. Null: never.',
       ],
     ],
   ],

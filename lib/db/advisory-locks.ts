@@ -10,6 +10,8 @@ export const migrationLock = '8099562788716704628'
 export const exclusiveQueueLock = 1_348_952_693
 /** First half of the keys of maintenance tasks; the second half is the task's own number. */
 export const maintenanceLocks = 1_885_823_602
+/** Held while tasks of the configuration are written into the table of recurring tasks. */
+export const recurringSyncLock: [number, number] = [maintenanceLocks, 1]
 
 const pollMs = 20
 

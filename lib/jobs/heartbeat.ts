@@ -2,7 +2,7 @@ import { hostname } from 'node:os'
 import type { Logger } from '../core/log.ts'
 import type { Database } from '../db/database.ts'
 
-export type ProcessKind = 'supervisor' | 'worker' | 'dispatcher'
+export type ProcessKind = 'supervisor' | 'worker' | 'dispatcher' | 'scheduler'
 
 type Metadata = Record<string, unknown> | (() => Record<string, unknown>)
 

@@ -2,17 +2,19 @@ import type { ResolvedConfig } from '../config/options.ts'
 import { withDeadline } from '../core/sleep.ts'
 import { Heartbeat } from '../jobs/heartbeat.ts'
 import type { Pgbus } from '../pgbus.ts'
+import { Scheduler } from '../recurring/scheduler.ts'
 import { oldArchives } from './archives.ts'
 import { overduePauses } from './breakers.ts'
 import { Dispatcher, type DispatcherOptions } from './dispatcher.ts'
 import { oldFailures } from './failed-events.ts'
 import { deadProcesses } from './processes.ts'
+import { oldExecutions } from './recurring-executions.ts'
 import { oldStreamMessages } from './stream-messages.ts'
 import { tables } from './tables.ts'
 import type { MaintenanceTask } from './task.ts'
 
 /** What the maintenance process does. */
-export type MaintenanceRole = 'dispatcher'
+export type MaintenanceRole = 'dispatcher' | 'scheduler'
 
 export interface Maintenance {
   /** Resolves when its row is written, or could not be. */
@@ -26,13 +28,14 @@ export interface Maintenance {
 
 /** The tasks of a configuration. A feature with something to clean up adds its task here. */
 export function maintenanceTasks(config: ResolvedConfig): MaintenanceTask[] {
-  const { archiveRetention, streams } = config
+  const { archiveRetention, recurring, streams } = config
   return [
     deadProcesses,
     overduePauses,
     archiveRetention === null ? null : oldArchives(archiveRetention),
     archiveRetention === null ? null : oldFailures(archiveRetention),
     oldStreamMessages(streams.retention),
+    recurring.executionRetention === null ? null : oldExecutions(recurring.executionRetention),
     tables(),
   ].filter(task => task !== null)
 }
@@ -43,7 +46,9 @@ export function createMaintenance(
   roles: readonly MaintenanceRole[],
   overrides: Partial<Pick<DispatcherOptions, 'tasks' | 'firstRun' | 'retryDelay'>> = {},
 ): Maintenance {
-  const parts = roles.map(() => new DispatcherPart(pgbus, overrides))
+  const parts = roles.map(role =>
+    role === 'dispatcher' ? new DispatcherPart(pgbus, overrides) : new SchedulerPart(pgbus),
+  )
   return {
     start: async () => void (await Promise.all(parts.map(part => part.start()))),
     stop: async options => void (await Promise.all(parts.map(part => part.stop(options)))),
@@ -102,5 +107,30 @@ class DispatcherPart implements Maintenance {
     const { backend } = this.#dispatcher
     if (backend === undefined) return
     await this.#pgbus.db.query('SELECT pg_cancel_backend($1)', [backend]).catch(() => undefined)
+  }
+}
+
+class SchedulerPart implements Maintenance {
+  readonly #scheduler: Scheduler
+  readonly #heartbeat: Heartbeat
+  #stopped: Promise<void> | undefined
+
+  constructor(pgbus: Pgbus) {
+    const { config, db, recurring, report } = pgbus
+    const log = pgbus.log.child({ component: 'scheduler' })
+    this.#scheduler = new Scheduler({ recurring, interval: config.recurring.interval, log, report })
+    this.#heartbeat = new Heartbeat({ db, log, loopAge: () => this.#scheduler.loopAge })
+  }
+
+  async start(): Promise<void> {
+    this.#scheduler.start()
+    await this.#heartbeat.start('scheduler', () => ({ tasks: this.#scheduler.taskCount }))
+  }
+
+  /** What it does takes one transaction, which the read timeout limits. */
+  async stop(): Promise<void> {
+    await this.#scheduler.stop()
+    this.#stopped ??= this.#heartbeat.stop()
+    await this.#stopped
   }
 }

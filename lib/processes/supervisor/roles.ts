@@ -26,9 +26,16 @@ export function planSlots(config: ResolvedConfig): SlotPlan[] {
       spec: { role: 'worker' as const, entry },
     })),
   )
-  const parts: MaintenanceRole[] = hasRole(config, 'dispatcher') ? ['dispatcher'] : []
+  const parts: MaintenanceRole[] = []
+  if (hasRole(config, 'dispatcher')) parts.push('dispatcher')
+  if (schedules(config)) parts.push('scheduler')
   if (parts.length === 0) return workers
   return [...workers, { name: 'maintenance', spec: { role: 'maintenance', parts } }]
+}
+
+/** By itself only where the configuration has tasks: most hosts have none. */
+function schedules(config: ResolvedConfig): boolean {
+  return hasRole(config, 'scheduler') && (config.roles !== null || config.recurring.tasks !== null)
 }
 
 /** Connections of one child, unless `pool.size` says otherwise. */
