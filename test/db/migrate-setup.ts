@@ -11,6 +11,7 @@ import type { TestContext } from '../support/database.ts'
 export const allFiles = [
   '001_pgmq.sql',
   '002_core.sql',
+  '005_recurring.sql',
   '009_streams.sql',
   '010_presence.sql',
   'R__functions.sql',
