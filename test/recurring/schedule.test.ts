@@ -1,5 +1,6 @@
 import t from 'tap'
 import { Schedule } from '../../lib/core/schedule.ts'
+import { compiled, spawnNode } from '../support/spawn.ts'
 
 const berlin = 'Europe/Berlin'
 const runs = (text: string, from: string, count: number, zone = berlin) =>
@@ -112,5 +113,14 @@ t.test('given the ways to write a schedule', async t => {
         text,
       )
     t.throws(() => new Schedule('* * * * *', 'Mars/Base'), { message: 'unknown time zone "Mars/Base"' })
+  })
+})
+
+t.test('given `pgbus recurring explain`', async t => {
+  t.test('when the clock skips a time, then that run is marked', async t => {
+    const args = ['recurring', 'explain', '30 2 * * *', '--tz', berlin, '--from', '2026-03-28T12:00Z']
+    const { exited, output } = spawnNode(t, compiled('bin/pgbus.ts'), args)
+    t.match(await exited, { code: 0 })
+    t.match(output(), /^2026-03-29T01:00:00.000Z .*shifted/)
   })
 })
