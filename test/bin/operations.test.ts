@@ -84,6 +84,30 @@ t.test('given an operator at a terminal', async t => {
     await pgbus.enqueue('send', 2, { queue: 'mail' })
   })
 
+  t.test('when there are recurring tasks, then they are listed, switched off and on, and run', async t => {
+    t.match((await run('recurring', 'list')).stdout, /there is no recurring task/)
+    await pgbus.recurring.upsert('nightly', { job: 'send', schedule: '30 2 * * *', queue: 'nights', args: 7 })
+    t.match(
+      (await run('recurring', 'list')).stdout,
+      /^KEY +JOB +SCHEDULE.*\nnightly +send +30 2 \* \* \* +UTC +- +\d{4}-/,
+    )
+    t.match((await run('recurring', 'disable', 'nightly')).stdout, 'task "nightly" is disabled')
+    t.match((await run('recurring', 'list', '--json')).json(), {
+      tasks: [{ key: 'nightly', enabled: false, nextRun: null }],
+    })
+    t.match((await run('recurring', 'enable', 'nightly', '--json')).json(), { key: 'nightly', enabled: true })
+    t.match((await run('recurring', 'run', 'nightly', '--json')).json(), { queue: 'nights', msgId: 1 })
+    t.match(await pgbus.jobs.get('nights', 1), {
+      message: { arguments: [7] },
+      headers: { 'pgbus.recurring_key': 'nightly', 'pgbus.recurring_manual': true },
+    })
+    const wrong = await run('recurring', 'run', 'daily')
+    t.equal(wrong.code, 1)
+    t.match(wrong.output, /daily/)
+    await pgbus.recurring.remove('nightly')
+    await pgbus.queues.drop('nights')
+  })
+
   t.test('when something is to be deleted, then only with --yes', async t => {
     const refused = await run('queues', 'purge', 'mail')
     t.equal(refused.code, 1)

@@ -76,7 +76,11 @@ t.test('given archives', async t => {
   })
 
   t.test('when nothing may be deleted, then there is no task for it', async t => {
-    const own = await rig(t, { archiveRetention: null, streams: { retention: { default: 0 } } })
+    const own = await rig(t, {
+      archiveRetention: null,
+      streams: { retention: { default: 0 } },
+      recurring: { executionRetention: null },
+    })
     t.strictSame(
       maintenanceTasks(own.pgbus.config).map(task => task.name),
       ['dead_processes', 'overdue_pauses', 'tables'],
