@@ -148,7 +148,7 @@ t.test("given a host with notify.scope 'fork'", async t => {
     await waitFor(async () => (await db.query('SELECT FROM ledger WHERE ended_at IS NOT NULL')).length === 2)
     process.kill(host.pid, 'SIGTERM')
     t.match(await host.exited, { code: 0 })
-    t.same(await sessions(), [])
+    await waitFor(async () => (await sessions()).length === 0)
     t.same(host.survivors(), [])
   })
 })
