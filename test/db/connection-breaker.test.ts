@@ -1,15 +1,7 @@
 import t from 'tap'
 import { ConnectionCircuitOpenError } from '../../lib/core/errors.ts'
-import type { Logger } from '../../lib/core/log.ts'
 import { ConnectionBreaker } from '../../lib/db/connection-breaker.ts'
-
-const quiet: Logger = {
-  debug: () => undefined,
-  info: () => undefined,
-  warn: () => undefined,
-  error: () => undefined,
-  child: () => quiet,
-}
+import { quiet } from '../support/quiet-log.ts'
 
 const refused = () => Object.assign(new Error('refused'), { code: 'ECONNREFUSED' })
 

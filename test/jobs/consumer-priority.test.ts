@@ -1,17 +1,9 @@
 import t from 'tap'
-import type { Logger } from '../../lib/core/log.ts'
 import { ConsumerPriority } from '../../lib/jobs/consumer-priority.ts'
 import { defineJob } from '../../lib/jobs/define.ts'
+import { quiet } from '../support/quiet-log.ts'
 import { waitFor } from '../support/wait-for.ts'
 import { drained, setup } from './support.ts'
-
-const quiet: Logger = {
-  debug: () => undefined,
-  info: () => undefined,
-  warn: () => undefined,
-  error: () => undefined,
-  child: () => quiet,
-}
 
 interface Mine {
   priority?: number

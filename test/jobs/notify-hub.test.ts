@@ -1,15 +1,7 @@
 import t from 'tap'
-import type { Logger } from '../../lib/core/log.ts'
 import { type HubListener, type HubMember, type HubMessage, NotifyHub } from '../../lib/jobs/notify-hub.ts'
 import { cancelChannel, createdChannel } from '../../lib/pgmq/statements.ts'
-
-const quiet: Logger = {
-  debug: () => undefined,
-  info: () => undefined,
-  warn: () => undefined,
-  error: () => undefined,
-  child: () => quiet,
-}
+import { quiet } from '../support/quiet-log.ts'
 
 /** A listener that counts references and answers when it is told to. */
 class FakeListener implements HubListener {

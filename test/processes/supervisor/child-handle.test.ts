@@ -1,22 +1,14 @@
 import { EventEmitter } from 'node:events'
 import t from 'tap'
 import { resolveConfig } from '../../../lib/config/resolve.ts'
-import type { Logger } from '../../../lib/core/log.ts'
 import type { ChildToSupervisor, SupervisorToChild } from '../../../lib/processes/messages.ts'
 import {
   type ChildExit,
   ChildHandle,
   type ChildLike,
 } from '../../../lib/processes/supervisor/child-handle.ts'
+import { quiet } from '../../support/quiet-log.ts'
 import { waitFor } from '../../support/wait-for.ts'
-
-const quiet: Logger = {
-  debug: () => undefined,
-  info: () => undefined,
-  warn: () => undefined,
-  error: () => undefined,
-  child: () => quiet,
-}
 
 class FakeChild extends EventEmitter implements ChildLike {
   readonly pid: number | undefined
