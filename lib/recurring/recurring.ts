@@ -104,8 +104,8 @@ export class Recurring {
   }
 
   /**
-   * Enqueues one occurrence, unless somebody did already, or the task was disabled a moment ago: then undefined. The row that says so and the job are one
-   * transaction, so a process that dies in between leaves neither.
+   * Enqueues one occurrence, unless somebody did already, or the task was disabled a moment ago: then undefined. The
+   * row that says so and the job are one transaction, so a process that dies in between leaves neither.
    * @internal
    */
   fire({ key, task }: StoredTask, runAt: Date, manual = false): Promise<EnqueueResult | undefined> {

@@ -99,7 +99,7 @@ export class TaskTable {
   }
 
   async upsert(key: string, task: ResolvedRecurringTask): Promise<void> {
-    await this.#db.transaction(tx => this.#write(tx, key, task, false))
+    await this.#write(this.#db, key, task, false)
   }
 
   /** False: there is no such task. */
@@ -121,9 +121,14 @@ export class TaskTable {
     return rowCount > 0
   }
 
-  async #write(tx: Transaction, key: string, task: ResolvedRecurringTask, isStatic: boolean): Promise<void> {
+  async #write(
+    db: Pick<Transaction, 'query'>,
+    key: string,
+    task: ResolvedRecurringTask,
+    isStatic: boolean,
+  ): Promise<void> {
     const { timeZone, priority, catchUp, catchUpWindow } = task
-    await tx.query(upsertText, [
+    await db.query(upsertText, [
       key,
       task.job,
       task.schedule,
