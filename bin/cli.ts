@@ -65,8 +65,53 @@ export function numberOf(flag: string | boolean | undefined): number | undefined
   return typeof flag === 'string' ? Number(flag) : undefined
 }
 
+/** Prints what was done. */
+export function tell(flags: Flags, context: Context, result: object, line: string): number {
+  context.print(flags.json === true ? JSON.stringify(result) : line)
+  return 0
+}
+
+/** Says what would be done. */
+export function refuse(flags: Flags, context: Context, what: string): number {
+  const message = `${what}; nothing was changed, repeat with --yes`
+  if (flags.json === true) context.print(JSON.stringify({ error: { code: 'PGBUS_ERR_REFUSED', message } }))
+  else context.warn(`pgbus: ${message}`)
+  return 1
+}
+
+/** Prints a thing with all its parts. */
+export function printDetail(flags: Flags, context: Context, detail: object): number {
+  context.print(JSON.stringify(detail, null, flags.json === true ? 0 : 2))
+  return 0
+}
+
+/** Of commands that print one page of a list. */
+export const pageOptions = [
+  ['--page <number>', 'counted from 1'],
+  ['--per-page <number>', 'default 25'],
+] as const
+
+export function pageOf({ page, perPage }: Flags): { page: number | undefined; perPage: number | undefined } {
+  return { page: numberOf(page), perPage: numberOf(perPage) }
+}
+
+/** The id of a message. `of`: what has it, for the error. @throws TypeError */
+export function idOf(text: string | undefined, of: string): number {
+  if (text !== undefined && /^\d+$/.test(text)) return Number(text)
+  throw new TypeError(`the id of ${of} is a number, got "${text}"`)
+}
+
+/** Prints a table, nothing when it has no rows. */
+export function printTable(
+  context: Context,
+  head: readonly string[],
+  rows: readonly (readonly (string | number | null)[])[],
+): void {
+  if (rows.length > 0) for (const line of tableLines(head, rows)) context.print(line)
+}
+
 /** Lines of a table: columns as wide as their longest cell, numbers to the right. */
-export function tableLines(
+function tableLines(
   head: readonly string[],
   rows: readonly (readonly (string | number | null)[])[],
 ): string[] {

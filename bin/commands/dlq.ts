@@ -2,12 +2,16 @@ import {
   type Command,
   configOption,
   type Flags,
+  idOf,
   jsonOption,
-  numberOf,
-  tableLines,
+  pageOf,
+  pageOptions,
+  printDetail,
+  printTable,
+  refuse,
+  tell,
   withPgbus,
 } from '../cli.ts'
-import { refuse, tell } from './queues.ts'
 
 const queueOption = ['--queue <queue>', 'logical queue that they come from'] as const
 const idArgument = [['[id]', 'id of one dead letter']] as const
@@ -16,19 +20,12 @@ const widestMessage = 60
 const list: Command = {
   name: 'dlq list',
   summary: 'show dead letters, newest first, without their content',
-  options: [
-    queueOption,
-    ['--page <number>', 'counted from 1'],
-    ['--per-page <number>', 'default 25'],
-    jsonOption,
-    configOption,
-  ],
+  options: [queueOption, ...pageOptions, jsonOption, configOption],
   run: (flags, context) =>
     withPgbus(flags, context, async pgbus => {
       const { total, deadLetters } = await pgbus.deadLetters.list({
         queue: queueOf(flags),
-        page: numberOf(flags.page),
-        perPage: numberOf(flags.perPage),
+        ...pageOf(flags),
       })
       if (flags.json === true) context.print(JSON.stringify({ total, deadLetters }))
       else {
@@ -43,7 +40,7 @@ const list: Command = {
             .filter(part => part)
             .join(': ') || dead.reason,
         ])
-        if (rows.length > 0) for (const line of tableLines(head, rows)) context.print(line)
+        printTable(context, head, rows)
         context.print(`${total} dead letters`)
       }
       return 0
@@ -57,9 +54,8 @@ const show: Command = {
   options: [queueOption, jsonOption, configOption],
   run: (flags, context, [id]) =>
     withPgbus(flags, context, async pgbus => {
-      const dead = await pgbus.deadLetters.get(idOf(id), { queue: queueOf(flags) })
-      context.print(JSON.stringify(dead, null, flags.json === true ? 0 : 2))
-      return 0
+      const dead = await pgbus.deadLetters.get(idOf(id, 'a dead letter'), { queue: queueOf(flags) })
+      return printDetail(flags, context, dead)
     }),
 }
 
@@ -75,7 +71,7 @@ const retry: Command = {
         const retried = await pgbus.deadLetters.retryAll(ref)
         return tell(flags, context, { retried }, `${retried} dead letters are jobs again`)
       }
-      const sent = await pgbus.deadLetters.retry(idOf(id), ref)
+      const sent = await pgbus.deadLetters.retry(idOf(id, 'a dead letter'), ref)
       return tell(flags, context, { retried: 1, ...sent }, `job ${sent.msgId} of queue "${sent.queue}"`)
     }),
 }
@@ -97,12 +93,12 @@ const discard: Command = {
       const all = wantsAll(flags, id)
       if (flags.yes !== true) {
         const count = all ? (await pgbus.deadLetters.list({ ...ref, perPage: 1 })).total : 1
-        if (!all) await pgbus.deadLetters.get(idOf(id), ref)
+        if (!all) await pgbus.deadLetters.get(idOf(id, 'a dead letter'), ref)
         return refuse(flags, context, `would delete ${count} dead letters for ever`)
       }
       let discarded = 1
       if (all) discarded = await pgbus.deadLetters.discardAll(ref)
-      else await pgbus.deadLetters.discard(idOf(id), ref)
+      else await pgbus.deadLetters.discard(idOf(id, 'a dead letter'), ref)
       return tell(flags, context, { discarded }, `${discarded} dead letters are deleted`)
     }),
 }
@@ -116,9 +112,4 @@ function queueOf({ queue }: Flags): string | undefined {
 function wantsAll(flags: Flags, id: string | undefined): boolean {
   if ((flags.all === true) === (id === undefined)) return flags.all === true
   throw new TypeError('give the id of one dead letter, or --all')
-}
-
-function idOf(text: string | undefined): number {
-  if (text !== undefined && /^\d+$/.test(text)) return Number(text)
-  throw new TypeError(`the id of a dead letter is a number, got "${text}"`)
 }

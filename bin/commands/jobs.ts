@@ -1,6 +1,17 @@
 import type { JobState } from '../../lib/jobs/jobs.ts'
-import { type Command, configOption, jsonOption, numberOf, tableLines, withPgbus } from '../cli.ts'
-import { tell } from './queues.ts'
+import {
+  type Command,
+  configOption,
+  idOf,
+  jsonOption,
+  numberOf,
+  pageOf,
+  pageOptions,
+  printDetail,
+  printTable,
+  tell,
+  withPgbus,
+} from '../cli.ts'
 
 const jobArguments = [
   ['<queue>', 'logical name'],
@@ -14,8 +25,7 @@ const list: Command = {
   summary: 'show jobs of a queue, the next one first, without their arguments',
   options: [
     ['--state <state>', 'only those scheduled, ready, running or retrying'],
-    ['--page <number>', 'counted from 1'],
-    ['--per-page <number>', 'default 25'],
+    ...pageOptions,
     jsonOption,
     configOption,
   ],
@@ -24,8 +34,7 @@ const list: Command = {
       const { total, jobs } = await pgbus.jobs.list(queue, {
         // What is no state is refused there.
         state: flags.state as JobState | undefined,
-        page: numberOf(flags.page),
-        perPage: numberOf(flags.perPage),
+        ...pageOf(flags),
       })
       if (flags.json === true) context.print(JSON.stringify({ total, jobs }))
       else {
@@ -39,7 +48,7 @@ const list: Command = {
           job.priority,
           job.errorClass,
         ])
-        if (rows.length > 0) for (const line of tableLines(head, rows)) context.print(line)
+        printTable(context, head, rows)
         context.print(`${total} jobs`)
       }
       return 0
@@ -53,9 +62,8 @@ const show: Command = {
   options: [priorityOption, jsonOption, configOption],
   run: (flags, context, [queue = '', id]) =>
     withPgbus(flags, context, async pgbus => {
-      const job = await pgbus.jobs.get(queue, idOf(id), { priority: numberOf(flags.priority) })
-      context.print(JSON.stringify(job, null, flags.json === true ? 0 : 2))
-      return 0
+      const job = await pgbus.jobs.get(queue, idOf(id, 'a job'), { priority: numberOf(flags.priority) })
+      return printDetail(flags, context, job)
     }),
 }
 
@@ -71,7 +79,7 @@ const cancel: Command = {
   ],
   run: (flags, context, [queue = '', id]) =>
     withPgbus(flags, context, async pgbus => {
-      const msgId = idOf(id)
+      const msgId = idOf(id, 'a job')
       const result = await pgbus.jobs.cancel(queue, msgId, {
         reason: typeof flags.reason === 'string' ? flags.reason : undefined,
         priority: numberOf(flags.priority),
@@ -90,8 +98,3 @@ const cancel: Command = {
 }
 
 export const jobCommands: readonly Command[] = [list, show, cancel]
-
-function idOf(text: string | undefined): number {
-  if (text !== undefined && /^\d+$/.test(text)) return Number(text)
-  throw new TypeError(`the id of a job is a number, got "${text}"`)
-}

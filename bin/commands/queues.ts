@@ -2,15 +2,7 @@ import { closest } from 'fastest-levenshtein'
 import { QueueNotFoundError } from '../../lib/core/errors.ts'
 import type { Pgbus } from '../../lib/pgbus.ts'
 import type { QueueMetrics } from '../../lib/pgmq/queues.ts'
-import {
-  type Command,
-  type Context,
-  configOption,
-  type Flags,
-  jsonOption,
-  tableLines,
-  withPgbus,
-} from '../cli.ts'
+import { type Command, configOption, jsonOption, printTable, refuse, tell, withPgbus } from '../cli.ts'
 
 const queueArgument = [['<queue>', 'logical name']] as const
 const yesOption = ['--yes', 'do it; without this flag nothing is changed'] as const
@@ -39,7 +31,7 @@ const list: Command = {
           queue.total,
           isPaused(queue, paused) ? 'paused' : '',
         ])
-        for (const line of tableLines(head, rows)) context.print(line)
+        printTable(context, head, rows)
       }
       return 0
     }),
@@ -113,18 +105,4 @@ async function known(pgbus: Pgbus, queue: string): Promise<QueueMetrics[]> {
   const names = (await pgbus.queues.list()).filter(({ kind }) => kind === 'job').map(({ name }) => name)
   const hint = names.length > 0 ? `; did you mean "${closest(queue, names)}"?` : ''
   throw new QueueNotFoundError(`there is no queue "${queue}"${hint}`)
-}
-
-/** Prints what was done. */
-export function tell(flags: Flags, context: Context, result: object, line: string): number {
-  context.print(flags.json === true ? JSON.stringify(result) : line)
-  return 0
-}
-
-/** Says what would be done. */
-export function refuse(flags: Flags, context: Context, what: string): number {
-  const message = `${what}; nothing was changed, repeat with --yes`
-  if (flags.json === true) context.print(JSON.stringify({ error: { code: 'PGBUS_ERR_REFUSED', message } }))
-  else context.warn(`pgbus: ${message}`)
-  return 1
 }

@@ -1,6 +1,5 @@
 import { Schedule } from '../../lib/core/schedule.ts'
-import { type Command, configOption, jsonOption, tableLines, withPgbus } from '../cli.ts'
-import { tell } from './queues.ts'
+import { type Command, configOption, jsonOption, printTable, tell, withPgbus } from '../cli.ts'
 
 const keyArgument = [['<key>', 'key of the task']] as const
 
@@ -25,7 +24,7 @@ const list: Command = {
           task.nextRun?.toISOString() ?? null,
           task.enabled ? '' : 'disabled',
         ])
-        for (const line of tableLines(head, rows)) context.print(line)
+        printTable(context, head, rows)
       }
       return 0
     }),
@@ -43,29 +42,21 @@ const run: Command = {
     }),
 }
 
-const enable: Command = {
-  name: 'recurring enable',
+/** The command that switches a task on or off. */
+const switching = (name: 'enable' | 'disable', summary: string): Command => ({
+  name: `recurring ${name}`,
   args: keyArgument,
-  summary: 'let a task run from now on',
+  summary,
   options: [jsonOption, configOption],
   run: (flags, context, [key = '']) =>
     withPgbus(flags, context, async pgbus => {
-      await pgbus.recurring.enable(key)
-      return tell(flags, context, { key, enabled: true }, `task "${key}" is enabled`)
+      await pgbus.recurring[name](key)
+      return tell(flags, context, { key, enabled: name === 'enable' }, `task "${key}" is ${name}d`)
     }),
-}
+})
 
-const disable: Command = {
-  name: 'recurring disable',
-  args: keyArgument,
-  summary: 'let a task run no more until it is enabled',
-  options: [jsonOption, configOption],
-  run: (flags, context, [key = '']) =>
-    withPgbus(flags, context, async pgbus => {
-      await pgbus.recurring.disable(key)
-      return tell(flags, context, { key, enabled: false }, `task "${key}" is disabled`)
-    }),
-}
+const enable = switching('enable', 'let a task run from now on')
+const disable = switching('disable', 'let a task run no more until it is enabled')
 
 const explain: Command = {
   name: 'recurring explain',

@@ -1,5 +1,5 @@
 import { hostname } from 'node:os'
-import { type Command, configOption, jsonOption, tableLines, withPgbus } from '../cli.ts'
+import { type Command, configOption, jsonOption, printTable, withPgbus } from '../cli.ts'
 
 /** A process that has not written its heartbeat for this long is taken for dead. */
 const staleSeconds = 300
@@ -45,7 +45,7 @@ export const status: Command = {
           Array.isArray(metadata.queues) ? metadata.queues.join(',') : null,
           typeof metadata.busy === 'number' ? `${metadata.busy}/${metadata.capacity}` : null,
         ])
-        for (const line of tableLines(head, table)) context.print(line)
+        printTable(context, head, table)
       }
       return 0
     }),

@@ -6,6 +6,7 @@ import { deathsHeader } from '../pgmq/deaths.ts'
 import { deadLetterName, logicalOf, type PhysicalName, targetQueue, workerTables } from '../pgmq/names.ts'
 import type { Queues } from '../pgmq/queues.ts'
 import { queueTable } from '../pgmq/statements.ts'
+import { type PageOptions, readPage } from './paging.ts'
 
 const headerName = 'pgbus_dead_letter'
 const batchSize = 500
@@ -66,17 +67,11 @@ export class DeadLetters {
   }
 
   /** Newest first. `page` counts from 1; `perPage` is 25 by default, at most 1000. */
-  async list(
-    options: { queue?: string | undefined; page?: number | undefined; perPage?: number | undefined } = {},
-  ): Promise<DeadLetterPage> {
-    const { queue, page = 1, perPage = 25 } = options
-    for (const [name, value, most] of [
-      ['page', page, 1_000_000],
-      ['perPage', perPage, 1_000],
-    ] as const) {
-      if (!Number.isSafeInteger(value) || value < 1 || value > most)
-        throw new TypeError(`${name} must be an integer from 1 to ${most}, got ${String(value)}`)
-    }
+  async list({
+    queue,
+    ...pageOptions
+  }: PageOptions & { queue?: string | undefined } = {}): Promise<DeadLetterPage> {
+    const { page, perPage } = readPage(pageOptions)
     let total = 0
     const newest: (Row & { physical: PhysicalName })[] = []
     for (const physical of await this.#tables(queue)) {

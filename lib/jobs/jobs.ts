@@ -19,6 +19,7 @@ import {
   groupHeader,
   queueTable,
 } from '../pgmq/statements.ts'
+import { checkWhole, type PageOptions, readPage } from './paging.ts'
 
 /**
  * `scheduled`: not due yet. `ready`: waits for a worker. `running`: a worker has it, or had it and died.
@@ -123,13 +124,11 @@ export class Jobs {
    */
   async list(
     queue: string,
-    options: { state?: JobState | undefined; page?: number | undefined; perPage?: number | undefined } = {},
+    { state, ...pageOptions }: PageOptions & { state?: JobState | undefined } = {},
   ): Promise<JobPage> {
-    const { state, page = 1, perPage = 25 } = options
     if (state !== undefined && !states.includes(state))
       throw new TypeError(`state must be one of ${states.join(', ')}, got ${JSON.stringify(state)}`)
-    checkWhole('page', page, 1_000_000)
-    checkWhole('perPage', perPage, 1_000)
+    const { page, perPage } = readPage(pageOptions)
     let total = 0
     const found: JobInfo[] = []
     // Levels are read one after the other, as workers do.
@@ -152,8 +151,9 @@ export class Jobs {
    * @throws QueueNotFoundError; PgbusError when there is none, or when several levels have one with this id.
    */
   async get(queue: string, msgId: number, ref: JobRef = {}): Promise<JobDetail> {
+    checkId(msgId)
     const found: JobDetail[] = []
-    for (const physical of await this.#tables(queue, ref, msgId)) {
+    for (const physical of await this.#tables(queue, ref)) {
       const row = (await this.#waiting(physical, msgId)) ?? (await this.#archived(physical, msgId))
       if (row)
         found.push({
@@ -179,7 +179,8 @@ export class Jobs {
     const tx = checkTx(options.tx) ?? this.#db
     if (reason !== null && (typeof reason !== 'string' || reason.length > maxReasonLength))
       throw new TypeError(`cancel: reason must be a text of at most ${maxReasonLength} characters`)
-    const tables = await this.#tables(queue, options, msgId)
+    checkId(msgId)
+    const tables = await this.#tables(queue, options)
     const candidates = tables.length === 1 ? tables : await this.#tablesWith(queue, msgId, tables)
     for (const physical of candidates) {
       const { text, values } = cancelOne(physical, msgId, reason, failedName(this.#config, physical))
@@ -225,9 +226,8 @@ export class Jobs {
     return rows[0]
   }
 
-  /** Tables of a queue that exist. @throws QueueNotFoundError, TypeError */
-  async #tables(queue: string, { priority }: JobRef = {}, msgId = 1): Promise<PhysicalName[]> {
-    checkWhole('the id of a job', msgId, Number.MAX_SAFE_INTEGER)
+  /** Tables of a queue that exist. @throws QueueNotFoundError */
+  async #tables(queue: string, { priority }: JobRef = {}): Promise<PhysicalName[]> {
     const wanted =
       priority === undefined
         ? workerTables(this.#config, [queue])
@@ -270,9 +270,8 @@ interface Content {
 
 type ArchivedRow = Omit<Row, 'state'> & { state: 'completed' | 'cancelled' }
 
-function checkWhole(name: string, value: number, most: number): void {
-  if (!Number.isSafeInteger(value) || value < 1 || value > most)
-    throw new TypeError(`${name} must be an integer from 1 to ${most}, got ${String(value)}`)
+function checkId(msgId: number): void {
+  checkWhole('the id of a job', msgId, Number.MAX_SAFE_INTEGER)
 }
 
 function severalLevels(
