@@ -35,7 +35,7 @@ async function setup(t: TestContext): Promise<{ test: TestDatabase; db: Database
 
 async function killSessions(test: TestDatabase): Promise<void> {
   for (const { pid } of await test.census()) await test.query('SELECT pg_terminate_backend($1)', [pid])
-  await waitFor(async () => (await test.census()).length === 0)
+  await test.vacated()
 }
 
 t.test('given pooled connections that the server ended while they were idle', async t => {

@@ -71,10 +71,8 @@ t.test('given a connected listener', async t => {
       ['a', 'ephemeral'],
       ['a', ''],
     ])
-    t.same(
-      (await db.census()).map(row => row.application_name),
-      ['pgbus-listen'],
-    )
+    const names = async () => (await db.census()).map(row => row.application_name)
+    await waitFor(async () => String(await names()) === 'pgbus-listen')
     t.same(statuses, [true])
     t.equal(listener.channels, 1)
     await listener.close()
@@ -525,7 +523,7 @@ t.test('given a listener that is closed', async t => {
     await listener.close()
     t.equal(await answer, 'pending')
     t.notOk(proxy.statements.some(text => text.includes('UNLISTEN')))
-    await waitFor(async () => (await db.census()).length === 0)
+    await db.vacated()
   })
 
   t.test('when the server does not answer, then closing takes a short while at most', async t => {
@@ -575,6 +573,6 @@ t.test('given a listener that is closed', async t => {
         await listener.close()
       }),
     )
-    await waitFor(async () => (await db.census()).length === 0, { timeout: 3_000 })
+    await db.vacated()
   })
 })

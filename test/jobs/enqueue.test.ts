@@ -406,7 +406,7 @@ t.test('given an instance whose idle connections were ended by the server', asyn
     await db.query('SELECT pg_terminate_backend(pid) FROM unnest($1::int[]) AS pid', [
       idle.map(row => row.pid),
     ])
-    await waitFor(async () => (await db.census()).length === 0)
+    await db.vacated()
     await pgbus.enqueue('x', 4, { queue: 'warm_1' })
     t.equal((await rows('pgbus_warm_1')).length, 2)
   })

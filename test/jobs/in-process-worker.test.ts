@@ -84,13 +84,7 @@ t.test('given a worker in this process', async t => {
     await closed
     t.match(await told.promise, { status: 'enqueued' })
     t.equal(worker.stats().state, 'stopped')
-    // The server takes a moment to notice that a client has left.
-    await waitFor(async () => {
-      const sessions = await db.query(
-        `SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'pgbus%'`,
-      )
-      return sessions.length === 0
-    })
+    await db.vacated()
     await t.rejects(worker.start(), { code: 'PGBUS_ERR_INVALID_TRANSITION' })
   })
 })

@@ -156,7 +156,17 @@ t.test('given a dispatcher', async t => {
 
 t.test('given a database that goes away', async t => {
   const server = await startServer(t)
-  const own = await rig(t, {}, { url: server.url, name: '', query: server.query, census: async () => [] })
+  const own = await rig(
+    t,
+    {},
+    {
+      url: server.url,
+      name: '',
+      query: server.query,
+      census: async () => [],
+      vacated: async () => undefined,
+    },
+  )
   let runs = 0
   let connects = 0
   const connect = own.pgbus.connector.connect.bind(own.pgbus.connector)

@@ -445,7 +445,7 @@ t.test('given connections that end', async t => {
     await closing
     t.strictSame(clients.map(dataOf), [['the last one'], ['the last one'], []])
     await pgbus.close()
-    t.strictSame(await db.census(), [])
+    await db.vacated()
   })
 
   t.test('when they are disconnected by the application, then each is told why', async t => {

@@ -28,6 +28,11 @@ export interface TestDatabase {
   query<R = Record<string, unknown>>(text: string, values?: unknown[]): Promise<R[]>
   /** Sessions of pgbus on this database. */
   census(): Promise<CensusRow[]>
+  /**
+   * Resolves when pgbus has no session here any more: the server notices a moment later that a client has left.
+   * Fails after 5 s, naming those that are left.
+   */
+  vacated(): Promise<void>
 }
 
 const templateName = 'pgbus_test_template'
@@ -131,17 +136,20 @@ async function open(t: TestContext, url: string, template: string): Promise<Test
     query<CensusRow>(
       `SELECT application_name, state, pid FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'pgbus%' ORDER BY pid`,
     )
+  const vacated = async () => {
+    await waitFor(async () => (await census()).length === 0, { timeout: 5_000 }).catch(async () => {
+      throw new Error(`connections were left open: ${JSON.stringify(await census())}`)
+    })
+  }
   t.teardown(async () => {
     try {
-      await waitFor(async () => (await census()).length === 0, { timeout: 5_000 }).catch(async () => {
-        throw new Error(`the test left connections open: ${JSON.stringify(await census())}`)
-      })
+      await vacated()
     } finally {
       await pool.end()
       await queryOnce(adminUrl, `DROP DATABASE IF EXISTS ${name} WITH (FORCE)`)
     }
   })
-  return { url: ownUrl, name, query, census }
+  return { url: ownUrl, name, query, census, vacated }
 }
 
 function databaseUrl(url: string, database: string): string {

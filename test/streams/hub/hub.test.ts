@@ -86,7 +86,7 @@ t.test('given a hub and three workers', async t => {
       t.equal(state, 'active')
       t.same(lines, [`info listening through the hub at ${path}`])
     }
-    t.equal(await sessions(), 1)
+    await waitFor(async () => (await sessions()) === 1)
     const ids = [await broadcast(channel), await broadcast(channel)]
     await db.query(`SELECT pg_notify($1, 'now')`, [channel])
     for (const { seen, ephemerals } of readers) {
@@ -122,7 +122,7 @@ t.test('given a hub and three workers', async t => {
           1,
         )
       }
-      t.equal(await sessions(), 2, 'one session per worker now')
+      await waitFor(async () => (await sessions()) === 2, { message: 'one session per worker now' })
       const id = await broadcast(channel)
       for (const { seen } of readers) await waitFor(() => seen.at(-1) === id)
     },
