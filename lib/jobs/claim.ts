@@ -10,6 +10,7 @@ import type { Queues } from '../pgmq/queues.ts'
 import { type ClaimManyRow, claimMany } from '../pgmq/statements.ts'
 import type { ExclusiveQueues } from './exclusive-queues.ts'
 import { QueueList } from './queue-list.ts'
+import type { Work } from './work.ts'
 
 /** One delivery of a message. Table, id and read count identify it. */
 export interface Delivery {
@@ -43,6 +44,8 @@ export interface ClaimerOptions {
   breaker: ConnectionBreaker
   config: ResolvedConfig
   entry: ResolvedWorkerEntry
+  /** Knows the tables of a queue. */
+  work: Pick<Work, 'tablesOf' | 'isForPatterns'>
   log: Logger
   report: Report
   /** Told when the set of tables has changed. */
@@ -75,9 +78,9 @@ export class Claimer {
   readonly #grouped = new Set<string>()
 
   constructor(options: ClaimerOptions) {
-    const { config, entry, log, onTables } = options
+    const { config, entry, work, log, onTables } = options
     this.#options = options
-    this.list = new QueueList({ config, entry, log, onTables })
+    this.list = new QueueList({ config, entry, work, log, onTables })
     this.#backoff = new Backoff({
       base: Math.max(100, Math.min(config.pollingInterval, retryMaxMs)),
       max: retryMaxMs,

@@ -86,6 +86,11 @@ export interface JobContext {
   extend(by: Duration): Promise<void>
 }
 
+/** A {@link RetryPolicy} that was checked; milliseconds. */
+export type RetryRule =
+  | { readonly base?: number; readonly max?: number; readonly jitter?: number }
+  | ((attempt: number, error: Error) => unknown)
+
 /** @internal */
 export interface JobDefinition {
   readonly name: string
@@ -94,9 +99,7 @@ export interface JobDefinition {
   /** Milliseconds; null: none; undefined: as configured. */
   readonly timeout: number | null | undefined
   readonly maxAttempts: number | undefined
-  readonly retry:
-    | { readonly base?: number; readonly max?: number; readonly jitter?: number }
-    | ((attempt: number, error: Error) => unknown)
+  readonly retry: RetryRule
   /** Undefined: as configured. */
   readonly renew: boolean | undefined
   readonly archive: boolean
@@ -234,7 +237,7 @@ function check(options: JobOptions, handler: JobDefinition['handler'], place: st
 function checkRetry(
   retry: RetryPolicy | undefined,
   refuse: (rule: string, value: unknown) => never,
-): JobDefinition['retry'] {
+): RetryRule {
   if (typeof retry === 'function') return retry
   if (retry === undefined) return {}
   if (typeof retry !== 'object' || retry === null) {

@@ -1,29 +1,17 @@
 import type { ResolvedConfig } from '../config/options.ts'
-import { runningHandler } from '../core/context.ts'
 import { deferred } from '../core/deferred.ts'
-import { parseDelay } from '../core/duration.ts'
-import {
-  type JobCancelledError,
-  JobTimeoutError,
-  LeaseLostError,
-  ShutdownError,
-  UnknownJobError,
-} from '../core/errors.ts'
+import { type JobCancelledError, JobTimeoutError, LeaseLostError, ShutdownError } from '../core/errors.ts'
 import type { Logger } from '../core/log.ts'
-import { type Report, toError } from '../core/report.ts'
+import type { Report } from '../core/report.ts'
 import { maxTimerMs } from '../core/sleep.ts'
 import type { Database } from '../db/database.ts'
-import type { Pgbus } from '../pgbus.ts'
-import { failedName, logicalOf } from '../pgmq/names.ts'
-import { Completion } from './completion.ts'
+import { failedName } from '../pgmq/names.ts'
 import { isDiscardJob, isRetryJob } from './control.ts'
-import { findJob, type JobContext, type JobDefinition } from './define.ts'
-import { decodeArguments, type JobEnvelope, readEnvelope, readHeaders } from './envelope.ts'
 import { errorRecord, readFailure, reportableError } from './failures.ts'
 import type { Lease, Leases } from './lease.ts'
 import type { Outcome, Outcomes } from './outcome.ts'
 import { nextStep } from './retry.ts'
-import { applySchema } from './standard-schema.ts'
+import type { Task, TaskEnd, Work } from './work.ts'
 
 /** How one delivery ended here. */
 export type Ending =
@@ -45,9 +33,7 @@ export type Ending =
 
 /** How the handler ended. */
 type Settled =
-  | { kind: 'returned' }
-  /** Its end is in a transaction of the handler. */
-  | { kind: 'completed' }
+  | { kind: 'ended'; end: TaskEnd }
   | { kind: 'threw'; thrown: unknown }
   | { kind: 'timedOut'; error: Error }
   | { kind: 'cancelled' }
@@ -57,7 +43,7 @@ export interface ExecutorOptions {
   config: ResolvedConfig
   log: Logger
   report: Report
-  pgbus: Pgbus
+  work: Work
   leases: Leases
   outcomes: Outcomes
   /** The worker is draining. */
@@ -84,45 +70,31 @@ export class Executor {
 
   async run(lease: Lease): Promise<Ending> {
     const { delivery } = lease
-    const { config } = this.#options
-    // Read before anything is judged: even what cannot be read must be buried in the end.
-    const body = tryRead(delivery.message)
-    const definition = body.envelope && findJob(body.envelope.name)
-    lease.renew = definition?.renew ?? config.renewVisibility
-    const limit = Math.max(1, definition?.maxAttempts ?? config.maxRetries)
-    if (delivery.readCount > limit) return this.#buryOnArrival(lease, body.envelope, limit)
+    const { config, work } = this.#options
+    const task = work.read(delivery)
+    lease.renew = task.renew ?? config.renewVisibility
+    const limit = Math.max(1, task.maxAttempts ?? config.maxRetries)
+    const end = { lease, task, limit, started: performance.now() }
+    if (delivery.readCount > limit) return this.#buryOnArrival(end)
 
-    const started = performance.now()
-    let settled: Settled
-    try {
-      if (!body.envelope) throw body.error
-      if (!definition) throw this.#unknownJob(body.envelope, lease)
-      settled = await this.#execute(lease, body.envelope, definition, limit)
-    } catch (thrown) {
-      settled = { kind: 'threw', thrown }
+    const settled = await this.#execute(end)
+    switch (settled.kind) {
+      case 'cancelled':
+        return this.#cancelled(end)
+      case 'timedOut':
+        return this.#fail(end, settled.error)
+      case 'threw':
+        return this.#threw(end, settled.thrown)
+      case 'ended':
+        // Whether its transaction committed is the business of the handler.
+        return settled.end === 'recorded' ? 'succeeded' : this.#ended(end, settled.end)
     }
-    const end = { lease, envelope: body.envelope, definition, limit, started }
-    if (settled.kind === 'cancelled') return this.#cancelled(end)
-    if (settled.kind === 'returned') return this.#succeed(end)
-    // Whether its transaction committed is the business of the handler.
-    if (settled.kind === 'completed') return 'succeeded'
-    if (settled.kind === 'timedOut') return this.#fail(end, settled.error)
-    return this.#threw(end, settled.thrown)
   }
 
-  /** Rejects when the arguments cannot be read. */
-  async #execute(
-    lease: Lease,
-    envelope: JobEnvelope,
-    definition: JobDefinition,
-    limit: number,
-  ): Promise<Settled> {
-    const { config, pgbus } = this.#options
-    const args = decodeArguments(envelope)
-    const completion = new Completion({ lease, archive: definition.archive, config })
-    const context = this.#context(lease, envelope, limit, completion)
+  async #execute({ lease, task, limit }: End): Promise<Settled> {
+    const { config, leases, isStopping } = this.#options
     const settled = deferred<Settled>()
-    const timeout = definition.timeout === undefined ? config.jobTimeout : definition.timeout
+    const timeout = task.timeout === undefined ? config.jobTimeout : task.timeout
     /** Nobody waits for a handler that ignores its signal. */
     const giveUp = (end: Settled) =>
       after(settleGraceMs, () => {
@@ -137,7 +109,7 @@ export class Executor {
       timeout === null
         ? () => undefined
         : after(timeout, () => {
-            const error = new JobTimeoutError(`job "${envelope.name}" ran longer than ${timeout} ms`)
+            const error = new JobTimeoutError(`${task.noun} "${task.name}" ran longer than ${timeout} ms`)
             lease.abort(error)
             return giveUp({ kind: 'timedOut', error })
           })
@@ -145,67 +117,27 @@ export class Executor {
     lease.signal.addEventListener('abort', () => {
       if (lease.cancelled) stopGrace = giveUp({ kind: 'cancelled' })
     })
-    const work = runningHandler.run({ pgbus, log: context.log }, async () => {
-      const checked = definition.schema ? await applySchema(envelope.name, definition.schema, args) : args
-      await definition.handler(checked, context)
-    })
+    const work = task.run({ lease, limit, isStopping, extend: ms => leases.extend(lease, ms) })
     work.then(
-      () => settled.resolve({ kind: completion.used ? 'completed' : 'returned' }),
+      end => settled.resolve({ kind: 'ended', end }),
       (thrown: unknown) => settled.resolve({ kind: 'threw', thrown }),
     )
-    const end = await settled.promise
+    const result = await settled.promise
     stopTimer()
     stopGrace()
-    if (end.kind === 'completed') return end
+    if (result.kind === 'ended' && result.end === 'recorded') return result
     // Its message is archived: whatever became of the handler, there is nothing to write.
     if (lease.cancelled) return { kind: 'cancelled' }
     const reason: unknown = lease.signal.reason
     // Whatever a handler makes of its timeout, it was one.
-    return reason instanceof JobTimeoutError ? { kind: 'timedOut', error: reason } : end
+    return reason instanceof JobTimeoutError ? { kind: 'timedOut', error: reason } : result
   }
 
-  #context(lease: Lease, envelope: JobEnvelope, limit: number, completion: Completion): JobContext {
-    const { config, pgbus, leases, isStopping } = this.#options
-    const { physical, msgId, readCount, enqueuedAt, headers } = lease.delivery
-    const id = jobIdOf(lease, envelope)
-    const queue = logicalOf(config, physical)
-    const log = this.#options.log.child({
-      job: envelope.name,
-      job_id: id,
-      queue,
-      msg_id: msgId,
-      attempt: readCount,
-    })
-    return {
-      job: Object.freeze({
-        id,
-        name: envelope.name,
-        queue,
-        msgId,
-        attempt: readCount,
-        maxAttempts: limit,
-        priority: envelope.priority,
-        enqueuedAt,
-        scheduledAt: envelope.scheduledAt,
-        headers: readHeaders(headers),
-      }),
-      signal: lease.signal,
-      get stopping() {
-        return isStopping()
-      },
-      log,
-      pgbus,
-      completeIn: tx => completion.writeIn(tx),
-      extend: async by => {
-        await leases.extend(lease, parseDelay('extend: by', by))
-      },
-    }
-  }
-
-  async #succeed(end: End): Promise<Ending> {
-    const ending = await this.#write(end, done(end), 'succeeded')
+  async #ended(end: End, { outcome, written }: Exclude<TaskEnd, 'recorded'>): Promise<Ending> {
+    const ending = await this.#write(end, outcome, outcome.kind === 'release' ? 'released' : 'succeeded')
     if (ending === 'succeeded') {
-      this.#options.log.debug({ ...this.#fields(end), ms: elapsed(end) }, 'job completed')
+      written?.()
+      this.#options.log.debug({ ...fieldsOf(end), ms: elapsed(end) }, `${end.task.noun} completed`)
     }
     return ending
   }
@@ -223,22 +155,22 @@ export class Executor {
 
   #cancelled(end: End): Ending {
     const { message } = end.lease.signal.reason as JobCancelledError
-    this.#options.log.info({ ...this.#fields(end), ms: elapsed(end) }, `job cancelled: ${message}`)
+    this.#options.log.info({ ...fieldsOf(end), ms: elapsed(end) }, `${end.task.noun} cancelled: ${message}`)
     return 'cancelled'
   }
 
   async #release(end: End): Promise<Ending> {
     const ending = await this.#write(end, { kind: 'release' }, 'released')
     if (ending === 'released') {
-      this.#options.log.info(this.#fields(end), 'job given back, the worker is stopping')
+      this.#options.log.info(fieldsOf(end), `${end.task.noun} given back, the worker is stopping`)
     }
     return ending
   }
 
   async #discard(end: End, reason: string): Promise<Ending> {
-    const ending = await this.#write(end, done(end), 'discarded')
+    const ending = await this.#write(end, end.task.done, 'discarded')
     if (ending === 'discarded') {
-      this.#options.log.info({ ...this.#fields(end), reason, ms: elapsed(end) }, 'job discarded')
+      this.#options.log.info({ ...fieldsOf(end), reason, ms: elapsed(end) }, `${end.task.noun} discarded`)
     }
     return ending
   }
@@ -260,15 +192,15 @@ export class Executor {
     const step =
       attempt >= end.limit
         ? 'dead'
-        : nextStep({ definition: end.definition, retry: config.retry, attempt, error, report })
+        : nextStep({ task: end.task, retry: config.retry, attempt, error, report })
     let ending: Ending
     if (step === 'discard') ending = await this.#discard(end, record.errorMessage)
     else if (step === 'dead') ending = await this.#bury(end, bury)
     else ending = await this.#write(end, { kind: 'retry', delayMs: step.delayMs, record }, 'retried')
     if (ending === 'retried' || ending === 'buried') {
       report(error, {
-        action: 'execute_job',
-        ...this.#fields(end),
+        action: end.task.action,
+        ...fieldsOf(end),
         ms: elapsed(end),
         ...(typeof step === 'object' && { retry_in_ms: step.delayMs }),
       })
@@ -281,18 +213,17 @@ export class Executor {
     if (ending === 'buried') {
       const { record } = outcome
       this.#options.log.warn(
-        { ...this.#fields(end), ...(record && { error_class: record.errorClass }) },
-        'job moved to the dead-letter queue',
+        { ...fieldsOf(end), ...(record && { error_class: record.errorClass }) },
+        `${end.task.noun} moved to the dead-letter queue`,
       )
     }
     return ending
   }
 
   /** It was delivered too often: its attempts ended without a word, or the limit is lower than it was. */
-  async #buryOnArrival(lease: Lease, envelope: JobEnvelope | undefined, limit: number): Promise<Ending> {
+  async #buryOnArrival(end: End): Promise<Ending> {
     const { db, config } = this.#options
-    const { physical, msgId } = lease.delivery
-    const end = { lease, envelope, definition: undefined, limit, started: performance.now() }
+    const { physical, msgId } = end.lease.delivery
     // Its last words, if it had any. Without them it is buried all the same.
     const failure = await readFailure(db, failedName(config, physical), msgId).catch(() => undefined)
     const ending = await this.#bury(end, {
@@ -309,55 +240,26 @@ export class Executor {
       case 'written':
         return done
       case 'lost':
-        log.warn(this.#fields(end), `lost claim: the message was taken from this worker, nothing was changed`)
+        log.warn(fieldsOf(end), `lost claim: the message was taken from this worker, nothing was changed`)
         return 'lost'
       case 'unrecorded':
-        log.error(this.#fields(end), 'job finished but not recorded, it will run again')
+        log.error(fieldsOf(end), `${end.task.noun} finished but not recorded, it will run again`)
         return 'unrecorded'
-    }
-  }
-
-  #unknownJob(envelope: JobEnvelope, lease: Lease): UnknownJobError {
-    const queue = logicalOf(this.#options.config, lease.delivery.physical)
-    return new UnknownJobError(
-      `no handler for job "${envelope.name}" in queue "${queue}"; is its module listed in imports?`,
-    )
-  }
-
-  /** What identifies the job in a log line; never its arguments. */
-  #fields({ lease, envelope }: End): Record<string, unknown> {
-    const { physical, msgId, readCount } = lease.delivery
-    return {
-      job: envelope?.name ?? null,
-      job_id: envelope && jobIdOf(lease, envelope),
-      queue: physical,
-      msg_id: msgId,
-      attempt: readCount,
     }
   }
 }
 
 interface End {
   lease: Lease
-  envelope: JobEnvelope | undefined
-  definition: JobDefinition | undefined
+  task: Task
   limit: number
   started: number
 }
 
-function tryRead(
-  message: string | null,
-): { envelope: JobEnvelope; error?: never } | { envelope?: never; error: Error } {
-  try {
-    return { envelope: readEnvelope(message) }
-  } catch (error) {
-    return { error: toError(error) }
-  }
-}
-
-/** Clients of other libraries may leave the id out. */
-function jobIdOf(lease: Lease, envelope: JobEnvelope): string {
-  return envelope.jobId ?? `${lease.delivery.physical}:${lease.delivery.msgId}`
+/** What identifies the delivery in a log line; never its content. */
+function fieldsOf({ lease, task }: End): Record<string, unknown> {
+  const { physical, msgId, readCount } = lease.delivery
+  return { ...task.fields, queue: physical, msg_id: msgId, attempt: readCount }
 }
 
 /** The reason itself, something caused by it, or the AbortError that Node's own functions make of it. */
@@ -373,11 +275,6 @@ function isAbort(thrown: unknown, reason: unknown): boolean {
     // A getter of the handler's own error threw: not an abort.
   }
   return false
-}
-
-/** Where a job goes that is done with. */
-function done(end: End): Outcome {
-  return { kind: end.definition?.archive === false ? 'delete' : 'archive' }
 }
 
 function elapsed(end: End): number {

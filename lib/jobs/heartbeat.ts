@@ -2,7 +2,7 @@ import { hostname } from 'node:os'
 import type { Logger } from '../core/log.ts'
 import type { Database } from '../db/database.ts'
 
-export type ProcessKind = 'supervisor' | 'worker' | 'dispatcher' | 'scheduler'
+export type ProcessKind = 'supervisor' | 'worker' | 'consumer' | 'dispatcher' | 'scheduler' | 'outbox_poller'
 
 type Metadata = Record<string, unknown> | (() => Record<string, unknown>)
 

@@ -39,8 +39,18 @@ export type Outcome =
   | { kind: 'retry'; delayMs: number; record: ErrorRecord }
   /** Hopeless. */
   | { kind: 'bury'; record: ErrorRecord | null; failedAt: Date }
-  /** Given back unrun, not charged. */
-  | { kind: 'release' }
+  /** Given back unrun, not charged: to the front of the line, or for later. */
+  | { kind: 'release'; delayMs?: number | undefined }
+  /** Done, by a statement of whoever knows what else belongs to that end. */
+  | { kind: 'own'; token: Token; ending: OwnEnding<Token> }
+
+/** How messages of one kind end. Those that end together share a statement. */
+export interface OwnEnding<T extends Token> {
+  /** Among all such endings. */
+  readonly name: string
+  /** Fenced and idempotent; rows `{ msg_id }` of the deliveries that have ended, now or by an earlier try. */
+  statement(physical: string, tokens: readonly T[], failedName: string): Statement
+}
 
 /**
  * `written`; `lost`: the message was not ours any more, nothing changed; `unrecorded`: it could not be written
@@ -105,7 +115,8 @@ export class Outcomes {
         if (isTransient(error)) {
           this.#failing(error)
           // What is archived can be found there, so a repeat of that knows by itself.
-          if (outcome.kind !== 'archive') maybeWritten ||= this.#uncertain.has(error as object)
+          if (outcome.kind !== 'archive' && outcome.kind !== 'own')
+            maybeWritten ||= this.#uncertain.has(error as object)
           // Never repeated: the next claim carries the token of what was released, and would lose its message.
           if (outcome.kind === 'release' && maybeWritten) return 'written'
           if (!maybeWritten) lease.resumeRenewal()
@@ -156,7 +167,13 @@ export class Outcomes {
         // Told first, and waited for until it is told: the next claim carries the same token, and whoever still
         // counts this one as held here would give away a message that runs elsewhere.
         await this.#onRelease(lease)
-        return this.#group<Token>('release', physical, items => release(physical, items, null)).add(token)
+        return this.#group<Token>(`release ${outcome.delayMs ?? ''}`, physical, items =>
+          release(physical, items, outcome.delayMs ?? null),
+        ).add(token)
+      case 'own':
+        return this.#group<Token>(`own ${outcome.ending.name}`, physical, items =>
+          outcome.ending.statement(physical, items, failed),
+        ).add(outcome.token)
     }
   }
 
@@ -184,7 +201,7 @@ export class Outcomes {
   }
 
   #group<T extends Token>(
-    kind: Outcome['kind'],
+    kind: string,
     physical: string,
     statement: (items: readonly T[]) => Statement,
   ): GroupCommit<T, boolean> {

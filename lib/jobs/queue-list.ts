@@ -1,7 +1,8 @@
 import type { ResolvedConfig, ResolvedWorkerEntry } from '../config/options.ts'
 import { isWildcard } from '../config/queue-names.ts'
 import type { Logger } from '../core/log.ts'
-import { failedName, logicalOf, workerTables } from '../pgmq/names.ts'
+import { failedName, logicalOf } from '../pgmq/names.ts'
+import type { Work } from './work.ts'
 
 /** A logical queue and its tables, most urgent first. */
 interface WorkQueue {
@@ -30,6 +31,7 @@ export interface ClaimTarget {
 export class QueueList {
   readonly #config: ResolvedConfig
   readonly #entry: ResolvedWorkerEntry
+  readonly #work: Pick<Work, 'tablesOf' | 'isForPatterns'>
   readonly #log: Logger
   readonly #onTables: (tables: string[]) => void
   readonly #named: readonly WorkQueue[]
@@ -42,18 +44,20 @@ export class QueueList {
   constructor(options: {
     config: ResolvedConfig
     entry: ResolvedWorkerEntry
+    work: Pick<Work, 'tablesOf' | 'isForPatterns'>
     log: Logger
     /** Told when the set of tables has changed. */
     onTables: (tables: string[]) => void
   }) {
-    const { config, entry } = options
+    const { config, entry, work } = options
     this.#config = config
     this.#entry = entry
+    this.#work = work
     this.#log = options.log
     this.#onTables = options.onTables
     this.#named = entry.queues
       .filter(queue => !isWildcard(queue))
-      .map(name => ({ name, tables: workerTables(config, [name]) }))
+      .map(name => ({ name, tables: work.tablesOf(name) }))
     this.#patterns = entry.queues.filter(isWildcard)
   }
 
@@ -139,7 +143,7 @@ export class QueueList {
     const { defaultQueue } = this.#config
     if (found.length === 0 && this.#named.length === 0 && this.#patterns.includes('*')) {
       const name = defaultQueue.toLowerCase()
-      found.push({ name, tables: workerTables(this.#config, [name]) })
+      found.push({ name, tables: this.#work.tablesOf(name) })
     }
     const before = this.tables
     const from = this.names
@@ -158,7 +162,7 @@ export class QueueList {
   #nameOf(table: string): string | undefined {
     const name = logicalOf(this.#config, table)
     try {
-      return workerTables(this.#config, [name]).some(own => own === table) ? name : undefined
+      return this.#work.isForPatterns(name) && this.#work.tablesOf(name).includes(table) ? name : undefined
     } catch {
       // Another client allows names that ours do not.
       return undefined

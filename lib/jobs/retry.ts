@@ -1,7 +1,7 @@
 import type { ResolvedConfig } from '../config/options.ts'
 import { parseDelay } from '../core/duration.ts'
 import type { Report } from '../core/report.ts'
-import type { JobDefinition } from './define.ts'
+import type { Task } from './work.ts'
 
 /** What follows a failed attempt that was not the last. */
 export type NextStep = { delayMs: number } | 'discard' | 'dead'
@@ -22,17 +22,17 @@ export function backoffDelay(
   return Math.round(Math.min(retry.max, Math.max(spread, Math.min(leastDelayMs, retry.max))))
 }
 
-/** Asks the job's retry policy. A policy function that fails is reported and replaced by the formula. */
+/** Asks the retry policy of what failed. A policy function that fails is reported and replaced by the formula. */
 export function nextStep(options: {
-  definition: Pick<JobDefinition, 'name' | 'retry'> | undefined
+  task: Pick<Task, 'noun' | 'name' | 'retry'>
   retry: ResolvedConfig['retry']
   attempt: number
   error: Error
   report: Report
   random?: (() => number) | undefined
 }): NextStep {
-  const { definition, retry, attempt, error, report, random } = options
-  const policy = definition?.retry ?? {}
+  const { task, retry, attempt, error, report, random } = options
+  const policy = task.retry
   if (typeof policy !== 'function') {
     const base = policy.base ?? retry.base
     // A job that asks for a longer first delay than the common ceiling, and names none of its own, gets it.
@@ -42,10 +42,10 @@ export function nextStep(options: {
   try {
     const answer = policy(attempt, error)
     if (answer === 'discard' || answer === 'dead') return answer
-    const where = `what the retry function of job "${definition?.name}" returns, if not "discard" or "dead",`
+    const where = `what the retry function of ${task.noun} "${task.name}" returns, if not "discard" or "dead",`
     return { delayMs: parseDelay(where, answer) }
   } catch (failure) {
-    report(failure, { action: 'retry_policy', job: definition?.name })
+    report(failure, { action: 'retry_policy', [task.noun]: task.name })
     return { delayMs: backoffDelay(retry, attempt, random) }
   }
 }

@@ -24,11 +24,13 @@ import { ExclusiveQueues } from './exclusive-queues.ts'
 import { type Ending, Executor } from './executor.ts'
 import { Heartbeat } from './heartbeat.ts'
 import { HeldTokens, type OnHeld } from './held-tokens.ts'
+import { JobWork } from './job-work.ts'
 import { type Lease, Leases } from './lease.ts'
 import { Outcomes } from './outcome.ts'
 import { QueueBreaker } from './queue-breaker.ts'
 import { planStart } from './suspects.ts'
 import { idleCeilingMs, Wake, waitAfterClaim } from './wake.ts'
+import type { Work } from './work.ts'
 
 export type WorkerState = 'starting' | 'running' | 'paused' | 'draining' | 'stopped'
 
@@ -42,6 +44,8 @@ export interface WorkerOptions {
   report: Report
   entry: ResolvedWorkerEntry
   pgbus: Pgbus
+  /** What it works on. Default: jobs. */
+  work?: Work | undefined
   onHeld?: OnHeld | undefined
   /** Told when the set of tables that it reads has changed. */
   onTables?: ((tables: string[]) => void) | undefined
@@ -101,6 +105,7 @@ export class Worker {
   /** Resolves when the first claim came back. */
   readonly onFirstPass: Promise<void>
   readonly #options: WorkerOptions
+  readonly #work: Work
   readonly #firstPass = deferred()
   readonly #slots: number
   readonly #claimer: Claimer
@@ -139,6 +144,7 @@ export class Worker {
   constructor(options: WorkerOptions) {
     const { db, connector, breaker, queues, config, log, report, pgbus, entry } = options
     this.#options = options
+    this.#work = options.work ?? new JobWork({ config, queues, log, pgbus })
     this.onFirstPass = this.#firstPass.promise
     this.#slots = Math.min(entry.concurrency, entry.prefetchLimit ?? Number.POSITIVE_INFINITY)
     this.#held = new HeldTokens({ onHeld: options.onHeld, report })
@@ -154,6 +160,7 @@ export class Worker {
       breaker,
       config,
       entry,
+      work: this.#work,
       log,
       report,
       exclusive: this.#exclusive,
@@ -180,7 +187,7 @@ export class Worker {
       config,
       log,
       report,
-      pgbus,
+      work: this.#work,
       leases: this.#leases,
       outcomes: this.#outcomes,
       isStopping: () => this.#isEnding,
@@ -320,14 +327,15 @@ export class Worker {
     // Stopped meanwhile.
     if (this.#state !== 'starting') return
     this.#state = 'running'
-    log.info({ queues: entry.queues, concurrency: entry.concurrency }, 'worker started')
-    void this.#heartbeat.start('worker', () => this.#metadata())
+    const { kind } = this.#work
+    log.info({ queues: entry.queues, concurrency: entry.concurrency }, `${kind} started`)
+    void this.#heartbeat.start(kind, () => this.#metadata())
     this.#loop = this.#run()
   }
 
   async #ensureQueues(): Promise<void> {
     if (this.#queuesReady) return
-    await this.#options.queues.ensure(this.#claimer.list.named)
+    await this.#work.prepare(this.#claimer.list.named)
     // Behind a pooler that shares sessions it must not start at all.
     await this.#exclusive?.acquire(this.#claimer.list.names).catch(error => {
       if (error instanceof ConfigurationError) throw error
@@ -458,7 +466,7 @@ export class Worker {
     try {
       ending = await this.#executor.run(lease)
     } catch (error) {
-      this.#options.report(error, { action: 'execute_job', queue: lease.delivery.physical })
+      this.#options.report(error, { action: 'process_message', queue: lease.delivery.physical })
     }
     this.#leases.end(lease)
     void this.#held.done([lease])
@@ -506,7 +514,7 @@ export class Worker {
     this.#draining.abort()
     this.#look.set()
     this.#slot.set()
-    log.info({ inFlight: this.#jobs.size }, 'worker is draining')
+    log.info({ inFlight: this.#jobs.size }, `${this.#work.kind} is draining`)
     const finished = this.#finish()
     if (!(await within(finished, drainMs, this.#hurry.signal))) {
       for (const lease of this.#leases.held) {
@@ -522,7 +530,10 @@ export class Worker {
     await this.#exclusive?.close()
     await withDeadline(this.#heartbeat.stop(), lastWordsMs)
     this.#state = 'stopped'
-    log.info({ ms: Math.round(performance.now() - started), processed: this.#processed }, 'worker stopped')
+    log.info(
+      { ms: Math.round(performance.now() - started), processed: this.#processed },
+      `${this.#work.kind} stopped`,
+    )
   }
 
   /** Resolves when nothing is claimed, runs, or is being written. */

@@ -5,6 +5,7 @@ import { resolveWorker } from '../../lib/config/workers.ts'
 import type { Logger } from '../../lib/core/log.ts'
 import { defineJob } from '../../lib/jobs/define.ts'
 import { QueueList } from '../../lib/jobs/queue-list.ts'
+import { workerTables } from '../../lib/pgmq/names.ts'
 import { waitFor } from '../support/wait-for.ts'
 import { setup } from './support.ts'
 
@@ -22,6 +23,7 @@ const setupList = (entry: WorkerEntry, options: PgbusConfig = {}) => {
   const list = new QueueList({
     config,
     entry: resolveWorker(entry, config, []),
+    work: { tablesOf: queue => workerTables(config, [queue]), isForPatterns: () => true },
     log,
     onTables: tables => told.push(tables),
   })

@@ -48,7 +48,7 @@ t.test('given a policy of the job', async t => {
   const report: Report = error => reports.push(error)
   const step = (policy: unknown, attempt = 2, error = new Error('failed')) =>
     nextStep({
-      definition: { name: 'job', retry: policy as () => unknown },
+      task: { noun: 'job', name: 'job', retry: policy as () => unknown },
       retry,
       attempt,
       error,
