@@ -6,6 +6,7 @@ import { type Command as CommandDefinition, type Context, type Flags, printError
 import { config } from './commands/config.ts'
 import { deadLetterCommands } from './commands/dlq.ts'
 import { jobCommands } from './commands/jobs.ts'
+import { lockCommands } from './commands/locks.ts'
 import { migrate } from './commands/migrate.ts'
 import { queueCommands } from './commands/queues.ts'
 import { recurringCommands } from './commands/recurring.ts'
@@ -32,6 +33,7 @@ const commands: readonly CommandDefinition[] = [
   status,
   ...queueCommands,
   ...jobCommands,
+  ...lockCommands,
   ...deadLetterCommands,
   ...recurringCommands,
   config,
@@ -41,6 +43,7 @@ const commands: readonly CommandDefinition[] = [
 const groups: Record<string, string> = {
   queues: 'look at queues, pause, resume, empty and drop them',
   jobs: 'look at jobs and cancel them',
+  locks: 'look at locks of unique jobs and discard them',
   recurring: 'look at recurring tasks, run, enable and disable them',
   dlq: 'look at dead letters, retry or discard them',
 }

@@ -23,7 +23,7 @@ export {
   type JobOptions,
   type RetryPolicy,
 } from './jobs/define.ts'
-export type { EnqueueItem, EnqueueOptions, EnqueueResult } from './jobs/enqueue.ts'
+export type { EnqueueItem, EnqueueOptions, EnqueueResult, EnqueueStatus } from './jobs/enqueue.ts'
 export type { InProcessWorker } from './jobs/in-process-worker.ts'
 export type {
   CancelOptions,
@@ -38,6 +38,9 @@ export type {
 export type { RunResult, RunUntilEmptyOptions } from './jobs/run-until-empty.ts'
 export type { StandardSchemaV1 } from './jobs/standard-schema.ts'
 export type { WorkerState, WorkerStats } from './jobs/worker.ts'
+export type { KeyScope } from './limits/keys.ts'
+export type { LockInfo, Locks } from './limits/locks.ts'
+export type { UniqueConflict, UniqueOptions } from './limits/unique.ts'
 export { createPgbus, loadPgbus, type Pgbus, type Schema } from './pgbus.ts'
 export type { QueueInfo, QueueMetrics, Queues } from './pgmq/queues.ts'
 export {

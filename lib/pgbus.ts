@@ -18,6 +18,7 @@ import { type CancelOptions, type CancelResult, Jobs } from './jobs/jobs.ts'
 import { NotifyHub } from './jobs/notify-hub.ts'
 import { type RunResult, type RunUntilEmptyOptions, runUntilEmpty } from './jobs/run-until-empty.ts'
 import { Worker, type WorkerOptions } from './jobs/worker.ts'
+import { Locks } from './limits/locks.ts'
 import { Queues } from './pgmq/queues.ts'
 import { Recurring } from './recurring/recurring.ts'
 import { broadcastJobName } from './streams/broadcast-job.ts'
@@ -128,6 +129,11 @@ export class Pgbus {
   /** Jobs that wait or run: list, look at, cancel. */
   get jobs(): Jobs {
     return new Jobs({ db: this.db, queues: this.queues, config: this.config })
+  }
+
+  /** Locks of unique jobs: list, discard. */
+  get locks(): Locks {
+    return new Locks({ db: this.db, config: this.config })
   }
 
   /** Recurring tasks: make, change, list, enable, run now. A host with the role `scheduler` enqueues them. */

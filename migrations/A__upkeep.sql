@@ -4,9 +4,12 @@
 do $$
 declare
   queue record;
+  hot text;
 begin
-  perform pgbus_set_storage('pgbus_processes', array[
-    'autovacuum_vacuum_scale_factor=0.02', 'autovacuum_vacuum_cost_delay=2', 'autovacuum_analyze_scale_factor=0.05']);
+  foreach hot in array array['pgbus_processes', 'pgbus_uniqueness_keys'] loop
+    perform pgbus_set_storage(hot::regclass, array[
+      'autovacuum_vacuum_scale_factor=0.02', 'autovacuum_vacuum_cost_delay=2', 'autovacuum_analyze_scale_factor=0.05']);
+  end loop;
   perform pgbus_set_storage('pgbus_stream_messages', array[
     'autovacuum_vacuum_scale_factor=0.01', 'autovacuum_vacuum_threshold=50', 'autovacuum_vacuum_cost_delay=2',
     'autovacuum_analyze_scale_factor=0.05']);

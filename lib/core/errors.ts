@@ -72,6 +72,34 @@ export class EnqueueError extends PgbusError {
   override readonly code = 'PGBUS_ERR_ENQUEUE'
 }
 
+/** A job with the same key has not ended yet. Nothing was stored. */
+export class JobNotUniqueError extends PgbusError {
+  override readonly code = 'PGBUS_ERR_JOB_NOT_UNIQUE'
+  /** As stored. */
+  readonly key: string | null
+  /** The job that has the key: its logical queue and message; null: not known. */
+  readonly queue: string | null
+  readonly msgId: number | null
+  /** The key was taken by a transaction that had not ended after 5 s. */
+  readonly pending: boolean
+
+  constructor(
+    message: string,
+    holder: {
+      key?: string | undefined
+      queue?: string | null | undefined
+      msgId?: number | null | undefined
+      pending?: boolean | undefined
+    } = {},
+  ) {
+    super(message)
+    this.key = holder.key ?? null
+    this.queue = holder.queue ?? null
+    this.msgId = holder.msgId ?? null
+    this.pending = holder.pending ?? false
+  }
+}
+
 /** A message names a job that this worker does not define. */
 export class UnknownJobError extends PgbusError {
   override readonly code = 'PGBUS_ERR_UNKNOWN_JOB'

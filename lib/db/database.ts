@@ -343,6 +343,11 @@ export function provesNothingRan(error: unknown): boolean {
   )
 }
 
+/** The statement lost against another, and would do if it were run again. */
+export function isConflict(error: unknown): boolean {
+  return sqlState(error) === '40001' || sqlState(error) === '40P01'
+}
+
 /** Preparing or binding a named statement met a session that is not the one of last time. */
 function namesAnotherSession(error: unknown): boolean {
   const code = sqlState(error)

@@ -2,6 +2,7 @@ import type { ResolvedConfig } from '../config/options.ts'
 import { InvalidTransitionError, LeaseLostError } from '../core/errors.ts'
 import { checkTx } from '../db/caller-client.ts'
 import type { Queryable } from '../db/database.ts'
+import { finishTracked, isTracked } from '../limits/statements.ts'
 import { failedName } from '../pgmq/names.ts'
 import { archiveMany, deleteMany, type MessageIdRow } from '../pgmq/statements.ts'
 import type { Lease } from './lease.ts'
@@ -32,9 +33,13 @@ export class Completion {
     const tx = checkTx(client)
     if (!tx) throw new TypeError('completeIn needs the client of a transaction')
     if (this.#used) throw new InvalidTransitionError('completeIn was called already; a job ends once')
-    const { physical, msgId, readCount } = this.#lease.delivery
-    const write = this.#archive ? archiveMany : deleteMany
-    const { text, values } = write(physical, [{ msgId, readCount }], failedName(this.#config, physical))
+    const { physical, msgId, readCount, message } = this.#lease.delivery
+    const tokens = [{ msgId, readCount }]
+    const failed = failedName(this.#config, physical)
+    const plain = this.#archive ? archiveMany : deleteMany
+    const { text, values } = isTracked(message)
+      ? finishTracked(physical, this.#archive ? 'archive' : 'delete', tokens, failed)
+      : plain(physical, tokens, failed)
     // Until here: a renewal would wait for the caller's transaction, and count the row that is gone as lost.
     this.#used = true
     this.#lease.renew = false

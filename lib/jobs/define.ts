@@ -3,6 +3,7 @@ import { type Duration, longestDelayMs, parseDuration } from '../core/duration.t
 import type { JsonValue } from '../core/json.ts'
 import type { Logger } from '../core/log.ts'
 import type { Queryable } from '../db/database.ts'
+import { checkUnique, type UniqueOptions, type UniqueRule } from '../limits/unique.ts'
 import type { Pgbus } from '../pgbus.ts'
 import type { EnqueueOptions, EnqueueResult } from './enqueue.ts'
 import { isSchema, type SchemaInput, type SchemaOutput, type StandardSchemaV1 } from './standard-schema.ts'
@@ -12,7 +13,7 @@ export type RetryPolicy =
   | { base?: Duration | undefined; max?: Duration | undefined; jitter?: number | undefined }
   | ((attempt: number, error: Error) => Duration | 'discard' | 'dead')
 
-export interface JobOptions {
+export interface JobOptions<A = never> {
   /** Unique name, at most 255 characters. It is stored with every job. */
   name: string
   /** Logical queue. Default `defaultQueue`. */
@@ -31,6 +32,8 @@ export interface JobOptions {
   archive?: boolean | undefined
   /** Checks the arguments at enqueue and before the handler, which gets what the schema made of them. */
   schema?: StandardSchemaV1 | undefined
+  /** There is one job with the same key at a time, whoever enqueues it. Holds where this definition is loaded. */
+  unique?: UniqueOptions<A> | undefined
 }
 
 /** Options of `job.enqueue`. */
@@ -104,6 +107,7 @@ export interface JobDefinition {
   readonly renew: boolean | undefined
   readonly archive: boolean
   readonly schema: StandardSchemaV1 | undefined
+  readonly unique: UniqueRule | undefined
   readonly handler: (args: unknown, context: JobContext) => unknown
   /** File and position of the definition. */
   readonly place: string
@@ -126,6 +130,7 @@ const optionNames = new Set([
   'renew',
   'archive',
   'schema',
+  'unique',
 ])
 const retryNames = new Set(['base', 'max', 'jitter'])
 const maxNameLength = 255
@@ -135,15 +140,15 @@ const maxNameLength = 255
  * @throws TypeError naming the job when an option is wrong, or when the name is taken by another handler.
  */
 export function defineJob<S extends StandardSchemaV1>(
-  options: JobOptions & { schema: S },
+  options: JobOptions<SchemaInput<S>> & { schema: S },
   handler: (args: SchemaOutput<S>, context: JobContext) => unknown,
 ): Job<SchemaInput<S>>
 export function defineJob<A = JsonValue>(
-  options: JobOptions & { schema?: StandardSchemaV1<A, A> | undefined },
+  options: JobOptions<A> & { schema?: StandardSchemaV1<A, A> | undefined },
   handler: (args: A, context: JobContext) => unknown,
 ): Job<A>
 export function defineJob<A>(
-  options: JobOptions,
+  options: JobOptions<A>,
   handler: (args: A, context: JobContext) => unknown,
 ): Job<A> {
   const definition = check(options, handler as JobDefinition['handler'], callSite())
@@ -178,7 +183,7 @@ export function findJob(name: string): JobDefinition | undefined {
   return catalogue.get(name)
 }
 
-function check(options: JobOptions, handler: JobDefinition['handler'], place: string): JobDefinition {
+function check(options: JobOptions<never>, handler: JobDefinition['handler'], place: string): JobDefinition {
   if (typeof options !== 'object' || options === null) {
     throw new TypeError('defineJob: the first argument must be an object of options')
   }
@@ -229,6 +234,7 @@ function check(options: JobOptions, handler: JobDefinition['handler'], place: st
     renew,
     archive,
     schema,
+    unique: checkUnique(options.unique, refuse),
     handler,
     place,
   })

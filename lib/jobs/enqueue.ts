@@ -5,8 +5,11 @@ import { EnqueueError, QueueNotFoundError } from '../core/errors.ts'
 import { groupBy } from '../core/group-by.ts'
 import { encodeText, type JsonValue } from '../core/json.ts'
 import type { Logger } from '../core/log.ts'
+import { sleep } from '../core/sleep.ts'
 import { checkTx } from '../db/caller-client.ts'
-import { type Database, type Queryable, type Statement, sqlState } from '../db/database.ts'
+import { type Database, isConflict, type Queryable, type Statement, sqlState } from '../db/database.ts'
+import { enqueueTracked, type TrackedRow } from '../limits/statements.ts'
+import { type UniqueLock, uniqueLock } from '../limits/unique.ts'
 import { type PhysicalName, targetQueue, validateQueueName } from '../pgmq/names.ts'
 import type { Queues } from '../pgmq/queues.ts'
 import { groupHeader, type MessageIdRow, type SendItem, sendChunks, sendMany } from '../pgmq/statements.ts'
@@ -14,6 +17,7 @@ import { findJob, type Job } from './define.ts'
 import { writeEnvelope } from './envelope.ts'
 import { GroupCommit } from './group-commit.ts'
 import { applySchema } from './standard-schema.ts'
+import { trackedResults } from './tracked-results.ts'
 
 export interface EnqueueOptions {
   /** Logical queue. Default: that of the definition, else `defaultQueue`. */
@@ -34,11 +38,17 @@ export interface EnqueueOptions {
   tx?: Queryable | undefined
 }
 
+/**
+ * `enqueued`. Of unique jobs also `replaced`: the job that waited has the new arguments; `duplicate`: one with the same
+ * key has not ended yet, and nothing was stored.
+ */
+export type EnqueueStatus = 'enqueued' | 'replaced' | 'duplicate'
+
 export interface EnqueueResult {
-  status: 'enqueued'
+  status: EnqueueStatus
   jobId: string
-  /** Void if the transaction given as `tx` rolls back. */
-  msgId: number
+  /** Null: nothing was stored. Void if the transaction given as `tx` rolls back. */
+  msgId: number | null
   /** Logical name. */
   queue: string
 }
@@ -50,7 +60,8 @@ export interface EnqueueItem extends Omit<EnqueueOptions, 'tx'> {
 }
 
 /** Checked, serialised, and knowing its table. */
-interface Prepared {
+export interface Prepared {
+  readonly name: string
   readonly physical: PhysicalName
   readonly queue: string
   readonly jobId: string
@@ -58,12 +69,14 @@ interface Prepared {
   readonly headers: string | null
   /** From now, or a point in time that the clock of the database has to translate. */
   readonly due: { readonly delayMs: number } | { readonly at: number }
+  readonly unique: UniqueLock | undefined
 }
 
 const optionNames = new Set(['queue', 'priority', 'delay', 'runAt', 'group', 'headers', 'jobId', 'tx'])
 const itemNames = new Set([...optionNames, 'job', 'args'])
 const largeMessageBytes = 256 * 1024
 const maxWarnedNames = 1_000
+const conflictTries = 4
 
 /**
  * Puts jobs on queues: checks, serialises, makes sure that the queue exists, writes. Whatever is refused is
@@ -87,8 +100,8 @@ export class Enqueuer {
   /**
    * Puts one job on its queue. Resolves when its statement committed; with `tx`, when it was written into the
    * caller's transaction, on which nothing but single statements is sent.
-   * @throws TypeError for wrong options, SerializationError, PayloadTooLargeError; QueueNotFoundError when `tx`
-   * was aborted by a queue dropped elsewhere; else the driver's error.
+   * @throws TypeError for wrong options, SerializationError, PayloadTooLargeError; JobNotUniqueError;
+   * QueueNotFoundError when `tx` was aborted by a queue dropped elsewhere; else the driver's error.
    */
   async enqueue<A>(
     job: Pick<Job<A>, 'name'> | string,
@@ -99,6 +112,7 @@ export class Enqueuer {
     checkOptions(`enqueue of "${name}"`, options, optionNames)
     const tx = checkTx(options.tx)
     const prepared = await this.#prepare(name, args, options)
+    if (prepared.unique) return (await this.#storeAll([prepared], tx))[0]!
     await this.#queues.ensurePhysical(prepared.physical, 'job')
     const [item] = await this.#resolveDue([prepared], tx)
     const msgId = tx
@@ -128,8 +142,7 @@ export class Enqueuer {
       prepared.push(await this.#prepare(name, item.args, item))
     }
     if (prepared.length === 0) return []
-    const ids = await this.#sendAll(prepared, tx)
-    return prepared.map((job, index) => resultOf(job, ids[index]!))
+    return this.#storeAll(prepared, tx)
   }
 
   async #prepare(name: string, args: unknown, options: EnqueueOptions): Promise<Prepared> {
@@ -151,8 +164,10 @@ export class Enqueuer {
     const due = checkDue(where, options)
     const scheduledAt = 'at' in due ? due.at : due.delayMs > 0 ? now + due.delayMs : null
     if (definition?.schema) await applySchema(name, definition.schema, args)
+    const unique = definition?.unique && uniqueLock(name, definition.unique, args)
     const message = writeEnvelope({
       name,
+      uniquenessKey: unique?.key,
       jobId,
       queue,
       priority,
@@ -162,6 +177,8 @@ export class Enqueuer {
     })
     this.#warnIfLarge(name, message)
     return {
+      name,
+      unique,
       physical: targetQueue(this.#config, queue, priority),
       queue,
       jobId,
@@ -193,54 +210,87 @@ export class Enqueuer {
 
   /** One statement of its own, without a name: it could collide with one of the caller's. */
   async #sendOn(tx: Queryable, physical: PhysicalName, item: SendItem): Promise<number> {
-    const [id] = await this.#run(tx, physical, sendMany(physical, [item]), 1)
-    return id!
+    const [row] = await this.#run<MessageIdRow>(tx, [physical], sendMany(physical, [item]))
+    return idsOf(row ? [row] : [], 1)[0]!
   }
 
-  async #sendAll(prepared: readonly Prepared[], tx: Queryable | undefined): Promise<number[]> {
+  async #storeAll(prepared: readonly Prepared[], tx: Queryable | undefined): Promise<EnqueueResult[]> {
     const tables = [...new Set(prepared.map(job => job.physical))]
     for (const table of tables) await this.#queues.ensurePhysical(table, 'job')
-    if (tx) return this.#sendGroups(tx, prepared, await this.#resolveDue(prepared, tx))
+    if (tx) return this.#storeOn(tx, prepared, await this.#resolveDue(prepared, tx))
     return this.#recreating(tables, async () => {
       const items = await this.#resolveDue(prepared, undefined)
       const [table] = tables
-      if (tables.length === 1 && table && sendChunks(items).length === 1) {
-        // One statement is a transaction by itself.
+      // One statement is a transaction by itself.
+      if (prepared.every(job => job.unique)) return this.#storeTracked(prepared, items)
+      if (
+        tables.length === 1 &&
+        table &&
+        !prepared.some(job => job.unique) &&
+        sendChunks(items).length === 1
+      ) {
         const { rows } = await this.#db.query<MessageIdRow>(sendMany(table, items))
-        return idsOf(rows, items.length)
+        return idsOf(rows, items.length).map((id, index) => resultOf(prepared[index]!, id))
       }
-      return this.#db.transaction(transaction => this.#sendGroups(transaction, prepared, items))
+      return this.#db.transaction(transaction => this.#storeOn(transaction, prepared, items))
     })
   }
 
-  async #sendGroups(
+  /** Several statements, those first that may be refused: then nothing of the list is in the transaction. */
+  async #storeOn(
     tx: Queryable,
     prepared: readonly Prepared[],
     items: readonly SendItem[],
-  ): Promise<number[]> {
-    const ids = new Array<number>(items.length)
-    const groups = groupBy(prepared.keys(), index => prepared[index]!.physical)
-    for (const [physical, indexes] of groups) {
+  ): Promise<EnqueueResult[]> {
+    const results = new Array<EnqueueResult>(items.length)
+    const tracked = [...prepared.keys()].filter(index => prepared[index]!.unique)
+    if (tracked.length > 0) {
+      const jobs = tracked.map(index => prepared[index]!)
+      const statement = enqueueTracked(jobs.map((job, at) => ({ ...job, ...items[tracked[at]!]! })))
+      const rows = await this.#run<TrackedRow>(tx, [...new Set(jobs.map(job => job.physical))], statement)
+      for (const [at, result] of this.#readTracked(jobs, rows).entries()) results[tracked[at]!] = result
+    }
+    const plain = [...prepared.keys()].filter(index => !prepared[index]!.unique)
+    for (const [physical, indexes] of groupBy(plain, index => prepared[index]!.physical)) {
       let position = 0
       for (const chunk of sendChunks(indexes.map(index => items[index]!))) {
-        for (const id of await this.#run(tx, physical, sendMany(physical, chunk), chunk.length)) {
-          ids[indexes[position]!] = id
+        const rows = await this.#run<MessageIdRow>(tx, [physical], sendMany(physical, chunk))
+        for (const id of idsOf(rows, chunk.length)) {
+          const index = indexes[position]!
+          results[index] = resultOf(prepared[index]!, id)
           position += 1
         }
       }
     }
-    return ids
+    return results
   }
 
-  async #run(tx: Queryable, physical: PhysicalName, statement: Statement, count: number): Promise<number[]> {
+  async #storeTracked(prepared: readonly Prepared[], items: readonly SendItem[]): Promise<EnqueueResult[]> {
+    const statement = enqueueTracked(prepared.map((job, index) => ({ ...job, ...items[index]! })))
+    for (let tries = 1; ; tries += 1) {
+      try {
+        const { rows } = await this.#db.query<TrackedRow>(statement)
+        return this.#readTracked(prepared, rows)
+      } catch (error) {
+        if (tries === conflictTries || !isConflict(error)) throw error
+        await sleep(10 + Math.random() * 40)
+      }
+    }
+  }
+
+  #readTracked(prepared: readonly Prepared[], rows: readonly TrackedRow[]): EnqueueResult[] {
+    return trackedResults({ prepared, rows, config: this.#config, log: this.#log })
+  }
+
+  async #run<R>(tx: Queryable, tables: readonly PhysicalName[], statement: Statement): Promise<R[]> {
     try {
       const { rows } = await tx.query(statement.text, statement.values)
-      return idsOf(rows as MessageIdRow[], count)
+      return rows as R[]
     } catch (error) {
       if (sqlState(error) !== '42P01') throw error
-      this.#queues.forget(physical)
+      for (const table of tables) this.#queues.forget(table)
       throw new QueueNotFoundError(
-        `queue "${physical}" was dropped meanwhile, which aborted the transaction; run it again`,
+        `queue "${tables.join('" or "')}" was dropped meanwhile, which aborted the transaction; run it again`,
         { cause: error },
       )
     }

@@ -22,6 +22,8 @@ export interface NewJob {
   args: unknown
   enqueuedAt: Date
   scheduledAt: Date | null
+  /** Key of the lock that it holds until it has ended. */
+  uniquenessKey?: string | undefined
 }
 
 /**
@@ -42,6 +44,10 @@ export function writeEnvelope(job: NewJob): string {
     timezone: 'UTC',
     enqueued_at: timestamp(job.enqueuedAt),
     scheduled_at: job.scheduledAt === null ? null : timestamp(job.scheduledAt),
+    ...(job.uniquenessKey !== undefined && {
+      pgbus_uniqueness_key: job.uniquenessKey,
+      pgbus_uniqueness_strategy: 'until_executed',
+    }),
   })
 }
 

@@ -5,11 +5,13 @@ import type { Report } from '../core/report.ts'
 import { sleep } from '../core/sleep.ts'
 import {
   type Database,
+  isConflict,
   isConnectionError,
   provesNothingRan,
   type Statement,
   sqlState,
 } from '../db/database.ts'
+import { buryTracked, finishTracked, isTracked } from '../limits/statements.ts'
 import { deadLetterName, failedName, logicalOf } from '../pgmq/names.ts'
 import type { Queues } from '../pgmq/queues.ts'
 import {
@@ -140,16 +142,19 @@ export class Outcomes {
   }
 
   async #send(lease: Lease, outcome: Outcome): Promise<boolean> {
-    const { physical, msgId, readCount } = lease.delivery
+    const { physical, msgId, readCount, message } = lease.delivery
     const token = { msgId, readCount }
     const failed = failedName(this.#config, physical)
+    const tracked = isTracked(message)
     switch (outcome.kind) {
       case 'archive':
-        return this.#group<Token>('archive', physical, items => archiveMany(physical, items, failed)).add(
-          token,
-        )
-      case 'delete':
-        return this.#group<Token>('delete', physical, items => deleteMany(physical, items, failed)).add(token)
+      case 'delete': {
+        const { kind } = outcome
+        const plain = kind === 'archive' ? archiveMany : deleteMany
+        return this.#group<Token>(tracked ? `${kind} tracked` : kind, physical, items =>
+          tracked ? finishTracked(physical, kind, items, failed) : plain(physical, items, failed),
+        ).add(token)
+      }
       case 'retry':
         // A renewal that is executed after it would put off the next attempt.
         await lease.pauseRenewal()
@@ -159,7 +164,7 @@ export class Outcomes {
           delayMs: outcome.delayMs,
         })
       case 'bury':
-        return this.#bury(physical, {
+        return this.#bury(physical, tracked, {
           ...token,
           deadLetter: deadLetterText(physical, token, outcome.record, outcome.failedAt),
         })
@@ -177,8 +182,8 @@ export class Outcomes {
     }
   }
 
-  async #bury(physical: string, item: BuryItem): Promise<boolean> {
-    const { deadLetters, group } = this.#burial(physical)
+  async #bury(physical: string, tracked: boolean, item: BuryItem): Promise<boolean> {
+    const { deadLetters, group } = this.#burial(physical, tracked)
     await this.#queues.ensurePhysical(deadLetters, 'dlq')
     try {
       return await group.add(item)
@@ -191,12 +196,18 @@ export class Outcomes {
     }
   }
 
-  #burial(physical: string): { deadLetters: string; group: GroupCommit<BuryItem, boolean> } {
+  #burial(
+    physical: string,
+    tracked: boolean,
+  ): { deadLetters: string; group: GroupCommit<BuryItem, boolean> } {
+    const write = tracked ? buryTracked : buryMany
     const deadLetters = deadLetterName(this.#config, logicalOf(this.#config, physical))
     const failed = failedName(this.#config, physical)
     return {
       deadLetters,
-      group: this.#group<BuryItem>('bury', physical, items => buryMany(physical, deadLetters, items, failed)),
+      group: this.#group<BuryItem>(tracked ? 'bury tracked' : 'bury', physical, items =>
+        write(physical, deadLetters, items, failed),
+      ),
     }
   }
 
@@ -266,8 +277,4 @@ function isTransient(error: unknown): boolean {
 function mayHaveRun(error: unknown): boolean {
   const reason = error instanceof ReadTimeoutError ? error.cause : error
   return isConnectionError(reason) && !provesNothingRan(reason)
-}
-
-function isConflict(error: unknown): boolean {
-  return sqlState(error) === '40001' || sqlState(error) === '40P01'
 }

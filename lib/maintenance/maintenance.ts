@@ -12,6 +12,7 @@ import { oldExecutions } from './recurring-executions.ts'
 import { oldStreamMessages } from './stream-messages.ts'
 import { tables } from './tables.ts'
 import type { MaintenanceTask } from './task.ts'
+import { orphanedLocks } from './uniqueness-locks.ts'
 
 /** What the maintenance process does. */
 export type MaintenanceRole = 'dispatcher' | 'scheduler'
@@ -32,6 +33,7 @@ export function maintenanceTasks(config: ResolvedConfig): MaintenanceTask[] {
   return [
     deadProcesses,
     overduePauses,
+    orphanedLocks,
     archiveRetention === null ? null : oldArchives(archiveRetention),
     archiveRetention === null ? null : oldFailures(archiveRetention),
     oldStreamMessages(streams.retention),

@@ -89,6 +89,7 @@ export class Queues {
     for (const physical of this.#tables(queue)) {
       this.#known.delete(physical)
       const existed = await this.#locked(physical, async tx => {
+        await tx.query('SELECT pgbus_end_all($1::text)', [physical])
         const { rows } = await tx.query<{ existed: boolean }>('SELECT pgmq.drop_queue($1::text) AS existed', [
           physical,
         ])
@@ -111,6 +112,7 @@ export class Queues {
           [queueTable(physical)],
         )
         if (found[0]?.exists !== true) return 0
+        await tx.query('SELECT pgbus_end_all($1::text)', [physical])
         const { rows } = await tx.query<{ purged: number }>('SELECT pgmq.purge_queue($1::text) AS purged', [
           physical,
         ])

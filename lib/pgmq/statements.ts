@@ -281,6 +281,7 @@ export function cancelOne(
   RETURNING f.retry_count
 )
 SELECT g.read_ct, g.vt > clock_timestamp() AS hidden,
+       CASE WHEN pgbus_is_tracked(g.message) THEN pgbus_after_end($4::text, ARRAY[g.msg_id], ARRAY[g.message])::text END AS followed,
        coalesce((SELECT retry_count = g.read_ct - 1 FROM cleared), false) AS failed,
        CASE WHEN g.read_ct > 0 THEN
          pg_notify('${cancelChannel}', json_build_object('physical', $4::text, 'msgId', g.msg_id, 'reason', $2::text)::text)

@@ -5,7 +5,7 @@ import {
   type ResolvedRecurringTask,
   resolveTask,
 } from '../config/recurring-tasks.ts'
-import { PgbusError } from '../core/errors.ts'
+import { JobNotUniqueError, PgbusError } from '../core/errors.ts'
 import { type Occurrence, Schedule } from '../core/schedule.ts'
 import type { Database, Queryable } from '../db/database.ts'
 import type { EnqueueOptions, EnqueueResult } from '../jobs/enqueue.ts'
@@ -105,7 +105,8 @@ export class Recurring {
 
   /**
    * Enqueues one occurrence, unless somebody did already, or the task was disabled a moment ago: then undefined. The
-   * row that says so and the job are one transaction, so a process that dies in between leaves neither.
+   * row that says so and the job are one transaction, so a process that dies in between leaves neither. Where the
+   * job of an earlier occurrence still has the key of a unique job, this one is skipped: `duplicate`.
    * @internal
    */
   fire({ key, task }: StoredTask, runAt: Date, manual = false): Promise<EnqueueResult | undefined> {
@@ -128,7 +129,12 @@ ON CONFLICT (task_key, run_at) DO NOTHING`,
           'pgbus.recurring_schedule': task.schedule,
           ...(manual && { 'pgbus.recurring_manual': true }),
         },
+      }).catch((error: unknown): EnqueueResult => {
+        // Refused without harm to the transaction, whose row keeps the occurrence from being tried again.
+        if (manual || !(error instanceof JobNotUniqueError) || error.pending) throw error
+        return { status: 'duplicate', jobId: '', msgId: null, queue: error.queue ?? task.queue ?? '' }
       })
+      if (result.msgId === null) return result
       await tx.query(
         `UPDATE pgbus_recurring_executions SET msg_id = $3, queue_name = $4
  WHERE task_key = $1 AND run_at = to_timestamp($2::float8 / 1000) AT TIME ZONE 'UTC'`,

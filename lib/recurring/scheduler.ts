@@ -149,8 +149,10 @@ export class Scheduler {
         if (this.#stopping.signal.aborted) return
         const result = await recurring.fire(entry.stored, at)
         entry.doneUntil = at.getTime()
-        if (result)
-          log.debug({ task: key, run_at: at, msg_id: result.msgId }, `recurring task "${key}" is enqueued`)
+        if (result) {
+          const done = result.status === 'duplicate' ? 'is skipped: its job still has its key' : 'is enqueued'
+          log.debug({ task: key, run_at: at, msg_id: result.msgId }, `recurring task "${key}" ${done}`)
+        }
       }
       if (entry.failing) log.info({ task: key }, `recurring task "${key}" is enqueued again`)
       entry.failing = false

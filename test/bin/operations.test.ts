@@ -1,5 +1,6 @@
 import { tmpdir } from 'node:os'
 import t from 'tap'
+import { defineJob } from '../../lib/jobs/define.ts'
 import { createDatabase, type TestContext } from '../support/database.ts'
 import { createTestPgbus } from '../support/instance.ts'
 import { compiled, spawnNode } from '../support/spawn.ts'
@@ -55,6 +56,23 @@ t.test('given an operator at a terminal', async t => {
     const wrong = await run('queues', 'pause', 'mial')
     t.equal(wrong.code, 1)
     t.match(wrong.output, /^pgbus: there is no queue "mial"; did you mean "mail"\?\n$/)
+  })
+
+  t.test('when there are unique jobs, then their locks are listed and discarded', async t => {
+    const sole = defineJob({ name: 'sole', unique: {} }, () => undefined)
+    t.match((await run('locks', 'list')).stdout, /^no unique job waits or runs/)
+    await sole.enqueue(null, { pgbus, queue: 'sole' })
+    t.match((await run('locks', 'list')).stdout, /^KEY +QUEUE +JOB +SINCE\nsole +sole +1 +20/)
+    t.match(await run('locks', 'discard', 'sole'), {
+      code: 1,
+      output: /nothing was changed, repeat with --yes/,
+    })
+    t.match((await run('locks', 'discard', 'sole', '--yes', '--json')).json(), {
+      key: 'sole',
+      discarded: true,
+    })
+    t.match(await run('locks', 'discard', 'sole', '--yes'), { code: 1, stdout: /there is no lock "sole"/ })
+    await pgbus.queues.drop('sole')
   })
 
   t.test('when there are jobs, then they are listed, shown and cancelled', async t => {

@@ -12,9 +12,11 @@ export const allFiles = [
   '001_pgmq.sql',
   '002_core.sql',
   '005_recurring.sql',
+  '007_uniqueness.sql',
   '009_streams.sql',
   '010_presence.sql',
   'R__functions.sql',
+  'R__limits.sql',
   'R__pgmq_functions.sql',
   'N01_vt_index.sql',
 ]

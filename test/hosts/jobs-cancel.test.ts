@@ -17,12 +17,12 @@ t.test('given a job host with a job that would run for an hour', async t => {
   await waitFor(async () => (await db.query('SELECT FROM ledger')).length === 1)
 
   t.test('when it is cancelled, then it ends at once, and the next one has its place', async t => {
-    t.same(await pgbus.cancel('default', msgId, { reason: 'obsolete' }), {
+    t.same(await pgbus.cancel('default', msgId!, { reason: 'obsolete' }), {
       status: 'cancelled',
       wasRunning: true,
     })
     await waitFor(async () => (await pgbus.jobs.list('default')).total === 0)
-    t.match(await pgbus.jobs.get('default', msgId), { state: 'cancelled', attempts: 1 })
+    t.match(await pgbus.jobs.get('default', msgId!), { state: 'cancelled', attempts: 1 })
     t.match(await db.query('SELECT n, ended_at IS NULL AS open FROM ledger ORDER BY n'), [
       { n: 1, open: true },
       { n: 2, open: false },

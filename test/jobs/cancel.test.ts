@@ -19,14 +19,14 @@ t.test('given jobs that wait', async t => {
     const [first, second] = await pgbus.enqueueMany(
       [1, 2].map(args => ({ job: 'waits', args, headers: { a: 1 } })),
     )
-    t.same(await pgbus.cancel('default', first!.msgId, { reason: 'not wanted' }), {
+    t.same(await pgbus.cancel('default', first!.msgId!, { reason: 'not wanted' }), {
       status: 'cancelled',
       wasRunning: false,
     })
     t.match(await db.query(archivedHeaders), [
       { headers: { a: 1, pgbus_cancelled: { reason: 'not wanted', at: String } } },
     ])
-    t.match(await pgbus.jobs.get('default', first!.msgId), {
+    t.match(await pgbus.jobs.get('default', first!.msgId!), {
       state: 'cancelled',
       job: 'waits',
       message: { arguments: [1] },
@@ -35,8 +35,8 @@ t.test('given jobs that wait', async t => {
     await drained(bench)
     await worker.stop()
     t.same(runs, [2])
-    t.match(await pgbus.jobs.get('default', second!.msgId), { state: 'completed', attempts: 1 })
-    t.same(await pgbus.cancel('default', second!.msgId), { status: 'notFound', wasRunning: false })
+    t.match(await pgbus.jobs.get('default', second!.msgId!), { state: 'completed', attempts: 1 })
+    t.same(await pgbus.cancel('default', second!.msgId!), { status: 'notFound', wasRunning: false })
   })
 
   t.test('when the transaction of the caller rolls back, then the job is still there', async t => {
@@ -45,10 +45,10 @@ t.test('given jobs that wait', async t => {
     await tx.connect()
     t.teardown(() => tx.end())
     await tx.query('BEGIN')
-    t.match(await pgbus.cancel('default', msgId, { tx }), { status: 'cancelled' })
+    t.match(await pgbus.cancel('default', msgId!, { tx }), { status: 'cancelled' })
     await tx.query('ROLLBACK')
-    t.match(await pgbus.jobs.get('default', msgId), { state: 'scheduled', attempts: 0 })
-    t.match(await pgbus.cancel('default', msgId), { status: 'cancelled' })
+    t.match(await pgbus.jobs.get('default', msgId!), { state: 'scheduled', attempts: 0 })
+    t.match(await pgbus.cancel('default', msgId!), { status: 'cancelled' })
   })
 
   t.test('when what is asked for makes no sense, then that is said', async t => {
@@ -146,7 +146,7 @@ t.test('given a job that runs', async t => {
       throw new Error('that was that')
     })
     const { msgId, signal } = await begin('minds')
-    t.same(await cancel(msgId), { status: 'cancelled', wasRunning: true })
+    t.same(await cancel(msgId!), { status: 'cancelled', wasRunning: true })
     await idle()
     t.match(signal.reason, {
       code: 'PGBUS_ERR_JOB_CANCELLED',
@@ -171,7 +171,7 @@ t.test('given a job that runs', async t => {
       await once(ctx.signal, 'abort')
     })
     const { msgId } = await begin('returns')
-    await cancel(msgId)
+    await cancel(msgId!)
     await idle()
     t.same(
       lines.filter(({ level }) => level === 'warn' || level === 'error'),
@@ -181,7 +181,7 @@ t.test('given a job that runs', async t => {
 
   t.test('when nobody tells the worker, then a renewal notices', async t => {
     const { msgId, signal } = await begin('returns')
-    await pgbus.cancel('default', msgId)
+    await pgbus.cancel('default', msgId!)
     await idle()
     t.match(signal.reason, { code: 'PGBUS_ERR_LEASE_LOST' })
   })
@@ -193,7 +193,7 @@ t.test('given a job that runs', async t => {
       await gate.promise
     })
     const { msgId } = await begin('ignores')
-    await cancel(msgId)
+    await cancel(msgId!)
     await waitFor(() => worker.stats().inFlight === 0, { timeout: 15_000 })
     t.equal(worker.stats().stuck, 1)
     gate.resolve()
@@ -212,7 +212,7 @@ t.test('given a job that runs', async t => {
       const result = await query(...args)
       if (!claimed && result.rows.some(row => (row as { msg_id?: unknown } | null)?.msg_id === msgId)) {
         claimed = true
-        await cancel(msgId)
+        await cancel(msgId!)
       }
       return result
     }) as typeof query

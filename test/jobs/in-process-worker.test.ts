@@ -43,7 +43,7 @@ t.test('given a worker in this process', async t => {
     })
     const { msgId } = await pgbus.enqueue('long', null)
     await waitFor(() => worker.stats().inFlight === 1)
-    await pgbus.cancel('default', msgId)
+    await pgbus.cancel('default', msgId!)
     t.match(await aborted.promise, { code: 'PGBUS_ERR_JOB_CANCELLED' })
   })
 

@@ -2,6 +2,7 @@ import pg from 'pg'
 import { pino } from 'pino'
 import t from 'tap'
 import type { RecurringTask } from '../../lib/config/recurring-tasks.ts'
+import { defineJob } from '../../lib/jobs/define.ts'
 import { oldExecutions } from '../../lib/maintenance/recurring-executions.ts'
 import type { Pgbus } from '../../lib/pgbus.ts'
 import { Scheduler } from '../../lib/recurring/scheduler.ts'
@@ -189,6 +190,44 @@ t.test('given a task', async t => {
       message: /y: cannot parse schedule "PT5M"/,
     })
   })
+})
+
+t.test('given a task whose job is unique', async t => {
+  const { db, pgbus, reports, scheduler, age, jobs, play } = await setup(t)
+
+  t.test(
+    'when its job has a lock that is held, then the occurrence is skipped, and the next runs',
+    async t => {
+      const rule = defineJob({ name: 'recurring_unique', unique: {} }, () => undefined)
+      await pgbus.recurring.upsert('locked', {
+        job: rule.name,
+        schedule: '0 * * * *',
+        queue: 'locked',
+        catchUp: 'none',
+      })
+      await age()
+      const one = scheduler()
+      const { msgId } = await rule.enqueue(null, { pgbus, queue: 'locked' })
+      await play('2026-06-01T05:59:59Z', '2026-06-01T06:00:01Z', 1_000, [one])
+      t.equal(await jobs('pgbus_locked'), 1)
+      await t.rejects(pgbus.recurring.runNow('locked'), { code: 'PGBUS_ERR_JOB_NOT_UNIQUE' })
+      await pgbus.cancel('locked', msgId!)
+      await one.tick()
+      t.equal(await jobs('pgbus_locked'), 0, 'what was skipped is not made up for')
+      await play('2026-06-01T06:59:59Z', '2026-06-01T07:00:01Z', 1_000, [one])
+      t.equal(await jobs('pgbus_locked'), 1)
+      t.same(reports, [])
+      const rows = await db.query(
+        `SELECT extract(hour FROM run_at)::int AS hour, msg_id IS NULL AS skipped FROM pgbus_recurring_executions
+        WHERE task_key = 'locked' ORDER BY run_at`,
+      )
+      t.same(rows, [
+        { hour: 6, skipped: true },
+        { hour: 7, skipped: false },
+      ])
+      await pgbus.recurring.remove('locked')
+    },
+  )
 })
 
 t.test('given a scheduler that is killed between its statements', async t => {

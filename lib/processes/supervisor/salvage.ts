@@ -1,10 +1,11 @@
 import type { Logger } from '../../core/log.ts'
 import { deadLetterText } from '../../jobs/dead-letter.ts'
 import { forgetProcess, type ProcessKind } from '../../jobs/heartbeat.ts'
+import { buryTracked } from '../../limits/statements.ts'
 import type { Pgbus } from '../../pgbus.ts'
 import { type DeathsRow, readDeaths, recordDeath } from '../../pgmq/deaths.ts'
 import { deadLetterName, failedName, logicalOf } from '../../pgmq/names.ts'
-import { buryMany, type MessageIdRow, release, type Token } from '../../pgmq/statements.ts'
+import { type MessageIdRow, release, type Token } from '../../pgmq/statements.ts'
 import type { ChildExit } from './child-handle.ts'
 import type { HeldSet } from './held.ts'
 
@@ -101,8 +102,9 @@ export class Salvage {
       exit_code: code,
       signal,
     })
+    // Its message may be one that holds a lock; nobody here has read it.
     const { rowCount } = await db.query(
-      buryMany(physical, deadLetters, [{ ...token, deadLetter }], failedName(config, physical)),
+      buryTracked(physical, deadLetters, [{ ...token, deadLetter }], failedName(config, physical)),
     )
     if (rowCount === 0) return
     this.#log.warn(
