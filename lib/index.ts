@@ -13,6 +13,8 @@ export type { ErrorContext, ErrorReporter } from './core/report.ts'
 export type { Occurrence } from './core/schedule.ts'
 export type { Queryable } from './db/database.ts'
 export type { MigrationStatus } from './db/migrate.ts'
+export type { HealthOptions } from './health/health.ts'
+export type { HealthSignal, HealthStatus, HealthVerdict, SignalCode } from './health/verdict.ts'
 export { DiscardJob, RetryJob } from './jobs/control.ts'
 export type { DeadLetter, DeadLetterDetail, DeadLetterPage, DeadLetters } from './jobs/dead-letters.ts'
 export {

@@ -10,6 +10,9 @@ import { ConnectionBreaker } from './db/connection-breaker.ts'
 import { Connector } from './db/connector.ts'
 import { Database, type Queryable } from './db/database.ts'
 import { type MigrationStatus, migrate, migrationStatus } from './db/migrate.ts'
+import { Health, type HealthOptions } from './health/health.ts'
+import { HealthProbe } from './health/probe.ts'
+import type { HealthVerdict } from './health/verdict.ts'
 import { DeadLetters } from './jobs/dead-letters.ts'
 import type { Job } from './jobs/define.ts'
 import { type EnqueueItem, type EnqueueOptions, type EnqueueResult, Enqueuer } from './jobs/enqueue.ts'
@@ -68,6 +71,8 @@ export class Pgbus {
   #enqueuer: Enqueuer | undefined
   #streams: Streams | undefined
   #hub: NotifyHub | undefined
+  #health: Health | undefined
+  #probe: HealthProbe | undefined
   readonly #workers = new Set<InProcessWorker>()
   #closing: Promise<void> | undefined
   #closed = false
@@ -143,6 +148,30 @@ export class Pgbus {
       config: this.config,
       enqueue: (job, args, options) => this.enqueue(job, args, options),
     })
+  }
+
+  /**
+   * Looks at queues and processes of the whole cluster and says how it is: `OK`, `DEGRADED` or `STALLED`, and why.
+   * Takes `health.timeout` at most, on a connection of its own.
+   * @throws HealthTimeoutError; SchemaNotReadyError; the driver's error: then nothing is known, least of all that all
+   * is well.
+   */
+  async health(options?: HealthOptions): Promise<HealthVerdict> {
+    return this.#checks.check(options)
+  }
+
+  /**
+   * What the plugins answer to probes.
+   * @internal
+   */
+  get healthProbe(): HealthProbe {
+    this.#probe ??= new HealthProbe({
+      check: () => this.health(),
+      config: this.config,
+      log: this.log.child({ component: 'health' }),
+      report: this.report,
+    })
+    return this.#probe
   }
 
   /** Streams of this process: the endpoint's side, and signed names. Broadcast with {@link Pgbus.stream}. */
@@ -264,9 +293,20 @@ export class Pgbus {
     this.#closed = true
     openInstances.delete(this)
     await this.#hub?.close()
+    await this.#health?.close()
     // Streams first: their last frames are read through connections of their own.
     await this.#streams?.close()
     await this.#db?.close()
+  }
+
+  get #checks(): Health {
+    this.#assertOpen()
+    this.#health ??= new Health({
+      config: this.config,
+      connector: this.connector,
+      log: this.log.child({ component: 'health' }),
+    })
+    return this.#health
   }
 
   get #enqueuing(): Enqueuer {

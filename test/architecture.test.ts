@@ -17,6 +17,7 @@ const rooms: Record<string, readonly string[]> = {
   'lib/jobs': ['lib/core', 'lib/config', 'lib/db', 'lib/pgmq', 'lib/limits'],
   'lib/streams': ['lib/core', 'lib/config', 'lib/db', 'lib/pgmq', 'lib/jobs'],
   'lib/recurring': ['lib/core', 'lib/config', 'lib/db', 'lib/pgmq', 'lib/jobs'],
+  'lib/health': ['lib/core', 'lib/config', 'lib/db', 'lib/pgmq'],
   'lib/maintenance': [
     'lib/limits',
     'lib/recurring',
@@ -30,6 +31,7 @@ const rooms: Record<string, readonly string[]> = {
   'lib/pgbus': [
     'lib/limits',
     'lib/recurring',
+    'lib/health',
     'lib/core',
     'lib/config',
     'lib/db',
@@ -61,7 +63,7 @@ const rooms: Record<string, readonly string[]> = {
     'lib/pgbus',
     'lib/processes/supervisor',
   ],
-  plugins: ['lib/core', 'lib/config', 'lib/db', 'lib/streams', 'lib/pgbus', 'lib/index'],
+  plugins: ['lib/health', 'lib/core', 'lib/config', 'lib/db', 'lib/streams', 'lib/pgbus', 'lib/index'],
   bin: [
     'lib/core',
     'lib/config',

@@ -184,7 +184,14 @@ export interface ResolvedConfig {
     readonly hubSocket: string | null
   }
 
-  readonly health: { readonly port: number | null; readonly bind: string }
+  readonly health: {
+    readonly port: number | null
+    readonly bind: string
+    readonly timeout: number
+    readonly cacheTtl: number
+    /** Already derived: `stallThreshold`, or 90 s without one, unless set. */
+    readonly unreadGrace: number
+  }
 
   readonly log: {
     readonly logger: Logger | null
@@ -223,6 +230,7 @@ type DurationKey =
   | 'dispatchInterval'
   | 'interval'
   | 'executionRetention'
+  | 'cacheTtl'
 
 /** Keys that hold an object of somebody else: taken as a whole. */
 type OpaqueKey = 'ssl' | 'variables' | 'password' | 'logger' | 'cors' | 'member'
@@ -243,7 +251,7 @@ type Input<T> = {
 export interface PgbusConfig
   extends Omit<
     Input<ResolvedConfig>,
-    'recurring' | 'roles' | 'workers' | 'streams' | 'web' | 'shutdownTimeout'
+    'recurring' | 'roles' | 'workers' | 'streams' | 'web' | 'health' | 'shutdownTimeout'
   > {
   recurring?:
     | (Omit<Input<ResolvedConfig['recurring']>, 'tasks'> & {
@@ -268,6 +276,12 @@ export interface PgbusConfig
                 | undefined
             }
           | undefined
+      })
+    | undefined
+  health?:
+    | (Omit<Input<ResolvedConfig['health']>, 'unreadGrace'> & {
+        /** Null: `stallThreshold`, or 90 s without one. 0: at once. */
+        unreadGrace?: Duration | null | undefined
       })
     | undefined
   web?:

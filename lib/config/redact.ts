@@ -1,4 +1,5 @@
 import { inspect } from 'node:util'
+import type { ResolvedConfig } from './options.ts'
 import { isPlain } from './plain.ts'
 
 const replacement = '[REDACTED]'
@@ -40,6 +41,41 @@ export function redactUrl(text: string): string {
   // Everything between the user and the last '@' goes, and so do parameters.
   const match = /^([a-z][a-z0-9+.-]*:\/\/[^:/@]*):.*@([^@?#]*)[^@]*$/is.exec(text)
   return match ? `${match[1]}:${replacement}@${match[2]}` : replacement
+}
+
+/** Text for others to read, without any of the secrets that the configuration holds. */
+export function redactText(
+  text: string,
+  {
+    databaseUrl,
+    connection,
+    notify,
+    streams,
+  }: Pick<ResolvedConfig, 'databaseUrl' | 'connection' | 'notify' | 'streams'>,
+): string {
+  const urls = [databaseUrl, notify.databaseUrl, streams.databaseUrl, streams.pool.databaseUrl]
+  const { password } = connection
+  const secrets = [
+    ...urls.flatMap(passwordsOf),
+    typeof password === 'string' ? password : '',
+    ...streams.secret,
+  ]
+  // Longer ones first: one may be a part of another.
+  return secrets
+    .filter(secret => secret !== '')
+    .sort((a, b) => b.length - a.length)
+    .reduce((safe, secret) => safe.replaceAll(secret, replacement), text)
+}
+
+/** The password of a URL as it is written there, and as the server gets it. */
+function passwordsOf(url: string | null): string[] {
+  if (url === null || !URL.canParse(url)) return []
+  const { password } = new URL(url)
+  try {
+    return [password, decodeURIComponent(password)]
+  } catch {
+    return [password]
+  }
 }
 
 function redactObject(value: object, path: readonly string[]): unknown {

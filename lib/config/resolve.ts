@@ -19,6 +19,7 @@ export interface Resolution {
 }
 
 const killGraceMs = 5_000
+const unreadGraceMs = 90_000
 
 /**
  * Options, then `PGBUS_*` variables, then `DATABASE_URL`, then defaults.
@@ -154,5 +155,7 @@ function assemble(values: ReadonlyMap<string, unknown>, issues: ConfigIssue[]): 
   }
   root.workers = resolveWorkers(values.get('workers'), root as unknown as WorkerDefaults, issues)
   root.shutdownTimeout = values.get('shutdownTimeout') ?? Number(root.drainTimeout) + killGraceMs
+  const health = root.health as Record<string, unknown>
+  health.unreadGrace ??= root.stallThreshold ?? unreadGraceMs
   return root as unknown as ResolvedConfig
 }

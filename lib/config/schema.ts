@@ -724,6 +724,21 @@ const sections: [title: string, rows: Row[]][] = [
         'Port of `/livez` and `/readyz` of `pgbus start`; null: none. `pgbus-health` reads the same variable.',
       ],
       ['health.bind', text(), '127.0.0.1', true, 'Address that the health port listens on.'],
+      ['health.timeout', seconds, '5s', true, 'Longest time that a verdict on the whole cluster may take.'],
+      [
+        'health.cacheTtl',
+        duration({ timer: true, zero: true, seconds: true }),
+        '1s',
+        true,
+        'How long a mounted `/readyz` answers with the verdict it has; 0: one per request that finds none under way.',
+      ],
+      [
+        'health.unreadGrace',
+        duration({ zero: true, nullable: true, seconds: true }),
+        null,
+        true,
+        'How long a message may be claimable and claimed by nobody before its queue stands still; null: `stallThreshold`, or 90 s without one.',
+      ],
     ],
   ],
   [

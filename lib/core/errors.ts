@@ -135,6 +135,11 @@ export class ReadTimeoutError extends PgbusError {
   override readonly code = 'PGBUS_ERR_READ_TIMEOUT'
 }
 
+/** No verdict on the health of the cluster came within `health.timeout`. */
+export class HealthTimeoutError extends PgbusError {
+  override readonly code = 'PGBUS_ERR_HEALTH_TIMEOUT'
+}
+
 /** The server is a standby where a primary is needed. */
 export class ReplicaConnectionError extends PgbusError {
   override readonly code = 'PGBUS_ERR_REPLICA'

@@ -1,4 +1,5 @@
 import { hostname } from 'node:os'
+import { type IntervalHistogram, monitorEventLoopDelay } from 'node:perf_hooks'
 import type { Logger } from '../core/log.ts'
 import type { Database } from '../db/database.ts'
 
@@ -7,6 +8,8 @@ export type ProcessKind = 'supervisor' | 'worker' | 'consumer' | 'dispatcher' | 
 type Metadata = Record<string, unknown> | (() => Record<string, unknown>)
 
 const intervalMs = 60_000
+/** How often the delay of the event loop is measured. */
+const lagResolutionMs = 50
 
 /**
  * The row of a process in `pgbus_processes`: inserted at start, touched every minute, deleted at stop. A row that
@@ -22,6 +25,7 @@ export class Heartbeat {
   #metadata: () => Record<string, unknown> = () => ({})
   #id: number | undefined
   #timer: NodeJS.Timeout | undefined
+  #lag: IntervalHistogram | undefined
   #beating: Promise<void> = Promise.resolve()
   #failing = false
   #stopped = false
@@ -33,7 +37,7 @@ export class Heartbeat {
     /** Told the id of the row after each beat. */
     onBeat?: ((id: number) => void) | undefined
     /** Ms since the process's loop last went round; recorded as the moment when it did. */
-    loopAge?: (() => number) | undefined
+    loopAge?: (() => number | null) | undefined
   }) {
     this.#db = options.db
     this.#log = options.log
@@ -46,6 +50,8 @@ export class Heartbeat {
   start(kind: ProcessKind, metadata: Metadata): Promise<void> {
     this.#kind = kind
     this.#metadata = typeof metadata === 'function' ? metadata : () => metadata
+    this.#lag = monitorEventLoopDelay({ resolution: lagResolutionMs })
+    this.#lag.enable()
     this.#beating = this.#beat()
     return this.#beating
   }
@@ -54,6 +60,7 @@ export class Heartbeat {
   async stop(): Promise<void> {
     this.#stopped = true
     clearTimeout(this.#timer)
+    this.#lag?.disable()
     await this.#beating
     const id = this.#id
     if (id === undefined) return
@@ -67,7 +74,8 @@ export class Heartbeat {
 
   async #beat(): Promise<void> {
     try {
-      await this.#write(JSON.stringify({ ...this.#metadata(), pid: process.pid }))
+      const own = { ...this.#metadata(), pid: process.pid, event_loop_lag_ms: this.#takeLag() }
+      await this.#write(JSON.stringify(own))
       if (this.#failing) this.#log.info('heartbeats are written again')
       this.#failing = false
     } catch (error) {
@@ -80,6 +88,15 @@ export class Heartbeat {
       this.#beating = this.#beat()
     }, this.#interval)
     this.#timer.unref()
+  }
+
+  /** Ms by which turns of the event loop came late since the last beat, 99th percentile; undefined: none was measured. */
+  #takeLag(): number | undefined {
+    const lag = this.#lag
+    if (lag === undefined || lag.count === 0) return undefined
+    const late = Math.max(0, lag.percentile(99) / 1e6 - lagResolutionMs)
+    lag.reset()
+    return Math.round(late)
   }
 
   async #write(metadata: string): Promise<void> {

@@ -192,7 +192,12 @@ export class Worker {
       outcomes: this.#outcomes,
       isStopping: () => this.#isEnding,
     })
-    this.#heartbeat = new Heartbeat({ db, log, onBeat: id => void this.#priority.check(id) })
+    this.#heartbeat = new Heartbeat({
+      db,
+      log,
+      onBeat: id => void this.#priority.check(id),
+      loopAge: () => this.loopAge,
+    })
   }
 
   /** Physical tables, those found by patterns included. */

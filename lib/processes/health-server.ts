@@ -1,6 +1,7 @@
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { BootError } from '../core/errors.ts'
+import { type ProbeReply, readyReply, routeProbe } from '../core/probes.ts'
 
 /** What a host knows of itself, from memory. */
 export interface Readiness {
@@ -92,29 +93,18 @@ function answer(request: IncomingMessage, response: ServerResponse, readiness: (
   // A client that goes away in the middle is its own affair.
   request.on('error', () => undefined)
   response.on('error', () => undefined)
-  const { code, body, type = 'text/plain', ...headers } = reply(request, readiness)
+  const { code, body, headers } = reply(request, readiness)
   response.writeHead(code, {
     ...headers,
     Connection: 'close',
-    'Content-Type': type,
     'Content-Length': Buffer.byteLength(body),
   })
   response.end(body)
 }
 
-interface Reply {
-  code: number
-  body: string
-  type?: string
-  Allow?: string
-}
-
-function reply({ url = '', method }: IncomingMessage, readiness: () => Readiness): Reply {
-  const path = url.split('?', 1)[0]
-  if (path !== '/livez' && path !== '/readyz') return { code: 404, body: 'pgbus: not found' }
-  if (method !== 'GET') return { code: 405, body: 'pgbus: method not allowed', Allow: 'GET' }
-  if (path === '/livez') return { code: 200, body: 'ok' }
+function reply({ url = '', method }: IncomingMessage, readiness: () => Readiness): ProbeReply {
+  const route = routeProbe(method, url.split('?', 1)[0])
+  if (route !== 'ready') return route
   const { status, expected, live } = readiness()
-  const body = JSON.stringify({ status, expected, live })
-  return { code: status === 'OK' ? 200 : 503, body, type: 'application/json' }
+  return readyReply(status === 'OK', { status, expected, live })
 }

@@ -1,9 +1,8 @@
 import type { LoadedConfig } from '../config/load.ts'
-import { redactUrl } from '../config/redact.ts'
 import { BootError, ConfigurationError, ReplicaConnectionError } from '../core/errors.ts'
-import { toError } from '../core/report.ts'
 import type { Connector, TargetName } from '../db/connector.ts'
 import { isNotThereYet } from '../db/database.ts'
+import { driverMessage } from '../db/driver-message.ts'
 
 /** Where the connection settings came from: the word a person has to look for. */
 export function databaseSource({
@@ -38,18 +37,4 @@ export function unreachable(
 /** True while waiting may help: the server is starting, or its host is not up. */
 export function mayCome(error: unknown): boolean {
   return isNotThereYet(error) || (error instanceof Error && error.message === 'timeout expired')
-}
-
-/** The driver's words. A host name with several addresses fails with one error per address and no text of its own. */
-function driverMessage(thrown: unknown): string {
-  const error = toError(thrown)
-  const text =
-    error.message === '' && error instanceof AggregateError
-      ? error.errors.map(inner => toError(inner).message).join(', ')
-      : error.message
-  // A driver that quotes the URL would quote its password.
-  return text
-    .replace(/postgres(ql)?:\/\/\S+/gi, url => redactUrl(url))
-    .split('\n')
-    .join(' ')
 }

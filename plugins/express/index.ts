@@ -1,4 +1,5 @@
 export { type Authorize, connectionIdOf } from '../../lib/streams/endpoint.ts'
+export { type PgbusHealthExpress, pgbusHealthExpress } from './health.ts'
 export {
   type PgbusStreamsExpress,
   type PgbusStreamsExpressOptions,

@@ -16,6 +16,7 @@ export const allFiles = [
   '009_streams.sql',
   '010_presence.sql',
   'R__functions.sql',
+  'R__health.sql',
   'R__limits.sql',
   'R__pgmq_functions.sql',
   'N01_vt_index.sql',

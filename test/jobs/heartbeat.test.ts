@@ -38,6 +38,30 @@ t.test('given a process that beats', async t => {
     t.equal(lines.filter(line => line.level === 'warn').length, 1)
   })
 
+  t.test('when its loop and its event loop stand still, then the row tells how long', async t => {
+    const loop = new Heartbeat({ db: pgbus.db, log: pgbus.log, interval: 300, loopAge: () => 5_000 })
+    t.teardown(() => loop.stop())
+    await loop.start('worker', {})
+    const [row] = await db.query<{ age: number }>(
+      `SELECT extract(epoch FROM last_heartbeat_at) - (metadata->>'loop_tick_at')::float8 AS age
+         FROM pgbus_processes WHERE kind = 'worker'`,
+    )
+    t.ok(row!.age > 4.9 && row!.age < 5.1, `${row!.age} s before the beat`)
+    const lags = async () =>
+      (
+        await db.query<{ lag: number | null }>(
+          `SELECT (metadata->>'event_loop_lag_ms')::float8 AS lag FROM pgbus_processes WHERE kind = 'worker'`,
+        )
+      )[0]?.lag
+    await waitFor(async () => {
+      // Twice, because what blocks from the beginning of a beat on is not seen in it.
+      for (const until = performance.now() + 400; performance.now() < until; );
+      await new Promise(resolve => setTimeout(resolve, 100))
+      for (const until = performance.now() + 400; performance.now() < until; );
+      return ((await lags()) ?? 0) > 200
+    })
+  })
+
   t.test('when it stops, then the row is gone and stays gone', async t => {
     await heartbeat.stop()
     t.same(await rows(), [])
