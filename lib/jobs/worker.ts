@@ -334,8 +334,9 @@ export class Worker {
     this.#state = 'running'
     const { kind } = this.#work
     log.info({ queues: entry.queues, concurrency: entry.concurrency }, `${kind} started`)
-    void this.#heartbeat.start(kind, () => this.#metadata())
     this.#loop = this.#run()
+    // After the loop, whose age it tells.
+    void this.#heartbeat.start(kind, () => this.#metadata())
   }
 
   async #ensureQueues(): Promise<void> {
