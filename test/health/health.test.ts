@@ -287,7 +287,7 @@ t.test('given that the verdict cannot be made', async t => {
     async t => {
       const db = await createDatabase(t)
       const proxy = await startPgProxy(t, db.url)
-      const pgbus = createTestPgbus(t, proxy, { health: { timeout: 1_500 } })
+      const pgbus = createTestPgbus(t, proxy, { health: { timeout: 2_000 } })
       t.equal((await pgbus.health()).status, 'OK')
       proxy.blackhole(true)
       await t.rejects(pgbus.health(), { code: 'PGBUS_ERR_HEALTH_TIMEOUT' }, 'on the connection that it has')
