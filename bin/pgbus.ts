@@ -5,6 +5,7 @@ import { packageVersion } from '../lib/core/version.ts'
 import { type Command as CommandDefinition, type Context, type Flags, printError } from './cli.ts'
 import { config } from './commands/config.ts'
 import { deadLetterCommands } from './commands/dlq.ts'
+import { eventCommands } from './commands/events.ts'
 import { jobCommands } from './commands/jobs.ts'
 import { lockCommands } from './commands/locks.ts'
 import { migrate } from './commands/migrate.ts'
@@ -35,6 +36,7 @@ const commands: readonly CommandDefinition[] = [
   ...jobCommands,
   ...lockCommands,
   ...deadLetterCommands,
+  ...eventCommands,
   ...recurringCommands,
   config,
   demo,
@@ -44,6 +46,7 @@ const groups: Record<string, string> = {
   queues: 'look at queues, pause, resume, empty and drop them',
   jobs: 'look at jobs and cancel them',
   locks: 'look at locks of unique jobs and discard them',
+  events: 'look at the routes of events, remove old ones',
   recurring: 'look at recurring tasks, run, enable and disable them',
   dlq: 'look at dead letters, retry or discard them',
 }

@@ -1,4 +1,5 @@
 export { parseWorkers } from './config/capsules.ts'
+export type { ConsumerEntry } from './config/consumers.ts'
 export { defineConfig } from './config/define.ts'
 export { type LoadConfigOptions, type LoadedConfig, loadConfig } from './config/load.ts'
 export type { PgbusConfig, ResolvedConfig, ResolvedWorkerEntry, WorkerEntry } from './config/options.ts'
@@ -13,6 +14,16 @@ export type { ErrorContext, ErrorReporter } from './core/report.ts'
 export type { Occurrence } from './core/schedule.ts'
 export type { Queryable } from './db/database.ts'
 export type { MigrationStatus } from './db/migrate.ts'
+export {
+  defineHandler,
+  type Event,
+  type EventContext,
+  type Handler,
+  type HandlerOptions,
+  type TransactionContext,
+} from './events/define.ts'
+export type { Binding, BindingInfo, Events, HandlerInfo } from './events/events.ts'
+export type { EventItem, PublishOptions, PublishResult } from './events/publish.ts'
 export type { HealthOptions } from './health/health.ts'
 export type { HealthSignal, HealthStatus, HealthVerdict, SignalCode } from './health/verdict.ts'
 export { DiscardJob, RetryJob } from './jobs/control.ts'

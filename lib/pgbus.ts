@@ -1,8 +1,11 @@
+import { isDeepStrictEqual } from 'node:util'
+import { type ConsumerEntry, resolveConsumer } from './config/consumers.ts'
 import { type LoadConfigOptions, loadConfig } from './config/load.ts'
 import type { PgbusConfig, ResolvedConfig, WorkerEntry } from './config/options.ts'
 import { assertValid, resolveLayers } from './config/resolve.ts'
 import { resolveWorker } from './config/workers.ts'
 import { openInstances } from './core/context.ts'
+import type { Duration } from './core/duration.ts'
 import { ClosedError, type ConfigIssue } from './core/errors.ts'
 import { createLogger, type Logger } from './core/log.ts'
 import { createReport, type Report } from './core/report.ts'
@@ -10,6 +13,12 @@ import { ConnectionBreaker } from './db/connection-breaker.ts'
 import { Connector } from './db/connector.ts'
 import { Database, type Queryable } from './db/database.ts'
 import { type MigrationStatus, migrate, migrationStatus } from './db/migrate.ts'
+import { checkApart, uncovered, workerOf } from './events/consumers.ts'
+import { definedHandlers } from './events/define.ts'
+import { EventWork } from './events/event-work.ts'
+import { Events } from './events/events.ts'
+import { Idempotency } from './events/idempotency.ts'
+import { type EventItem, Publisher, type PublishOptions, type PublishResult } from './events/publish.ts'
 import { Health, type HealthOptions } from './health/health.ts'
 import { HealthProbe } from './health/probe.ts'
 import type { HealthVerdict } from './health/verdict.ts'
@@ -69,6 +78,7 @@ export class Pgbus {
   #db: Database | undefined
   #queues: Queues | undefined
   #enqueuer: Enqueuer | undefined
+  #publisher: Publisher | undefined
   #streams: Streams | undefined
   #hub: NotifyHub | undefined
   #health: Health | undefined
@@ -139,6 +149,16 @@ export class Pgbus {
   /** Locks of unique jobs: list, discard. */
   get locks(): Locks {
     return new Locks({ db: this.db, config: this.config })
+  }
+
+  /** The event bus: handlers of this process, and where the database routes events. */
+  get events(): Events {
+    return new Events({
+      db: this.db,
+      queues: this.queues,
+      config: this.config,
+      log: this.log.child({ component: 'events' }),
+    })
   }
 
   /** Recurring tasks: make, change, list, enable, run now. A host with the role `scheduler` enqueues them. */
@@ -224,6 +244,34 @@ export class Pgbus {
     return this.#enqueuing.enqueueMany(items, options)
   }
 
+  /**
+   * Publishes an event: each queue with a handler that its key matches gets a copy, all of them or none. Resolves when
+   * that is committed (with `tx`: when it was written into the caller's transaction). Whoever is bound later does not
+   * get it.
+   * @throws TypeError for a key or an option that is wrong; SerializationError before any SQL; UnroutableEventError.
+   */
+  publish(routingKey: string, payload: unknown, options?: PublishOptions): Promise<PublishResult> {
+    return this.#publishing.publish(routingKey, payload, options)
+  }
+
+  /** Publishes an event that is delivered later; see {@link Pgbus.publish}. */
+  async publishLater(
+    routingKey: string,
+    payload: unknown,
+    options: PublishOptions & { delay: Duration | Date },
+  ): Promise<PublishResult> {
+    if (options?.delay === undefined) throw new TypeError('publishLater needs a delay')
+    return this.#publishing.publish(routingKey, payload, options)
+  }
+
+  /** Publishes many events in one transaction: all or none. Results are in list order. */
+  publishMany(
+    items: readonly EventItem[],
+    options?: { tx?: Queryable | undefined },
+  ): Promise<PublishResult[]> {
+    return this.#publishing.publishMany(items, options)
+  }
+
   /** Ends a job of a queue, whether it waits or runs; see {@link Jobs.cancel}. */
   cancel(queue: string, msgId: number, options?: CancelOptions): Promise<CancelResult> {
     return this.jobs.cancel(queue, msgId, options)
@@ -236,9 +284,22 @@ export class Pgbus {
   worker(entry: Omit<WorkerEntry, 'processes'>): InProcessWorker {
     if ('processes' in entry)
       throw new TypeError('a worker in process has no "processes"; start a second one, or use pgbus start')
+    return this.#runHere(hooks => this.createWorker(entry, hooks))
+  }
+
+  /**
+   * A consumer of this process, for the event handlers that it defines; it begins with `start()`, and the end of the
+   * instance stops it.
+   * @throws TypeError naming what is wrong with the entry; ConfigurationError.
+   */
+  consumer(entry: ConsumerEntry): InProcessWorker {
+    return this.#runHere(hooks => this.createConsumer(entry, hooks))
+  }
+
+  #runHere(create: (hooks: Pick<WorkerHooks, 'onTables'>) => Worker): InProcessWorker {
     if (this.#closing) throw closedError()
     const worker = new InProcessWorker({
-      create: hooks => this.createWorker(entry, hooks),
+      create,
       hub: () => {
         if (this.config.notify.enabled) this.#hub ??= NotifyHub.open(this)
         return this.#hub
@@ -263,18 +324,44 @@ export class Pgbus {
     const issues: ConfigIssue[] = []
     const resolved = resolveWorker(entry, this.config, issues)
     assertValid(issues)
-    return new Worker({
+    checkApart(definedHandlers(), [resolved])
+    return new Worker({ ...this.#workerParts('worker'), entry: resolved, ...hooks })
+  }
+
+  /** @internal */
+  createConsumer(entry: ConsumerEntry, hooks: WorkerHooks = {}): Worker {
+    const consumer = resolveConsumer(entry)
+    const handlers = definedHandlers()
+    const parts = this.#workerParts('consumer')
+    const { config, db, log } = parts
+    const worker = workerOf(consumer, handlers, config)
+    if (worker.queues.length === 0) {
+      log.warn({ topics: consumer.topics }, 'no handler wants what this consumer gets; it has nothing to do')
+    }
+    const [first] = config.consumers
+    // One process of a host tells, not all.
+    if (first === undefined || isDeepStrictEqual(first, consumer)) {
+      for (const { name, on } of uncovered(handlers, { consumers: [consumer, ...config.consumers] })) {
+        log.warn({ handler: name, on }, `no consumer reads handler "${name}" (${on.join(', ')})`)
+      }
+    }
+    const idempotency = new Idempotency({ db, log })
+    const setup = () => this.events.setup()
+    const work = new EventWork({ config, db, log, pgbus: this, idempotency, setup })
+    return new Worker({ ...parts, entry: worker, work, ...hooks })
+  }
+
+  #workerParts(component: string) {
+    return {
       db: this.db,
       connector: this.connector,
       breaker: this.#breaker,
       queues: this.queues,
       config: this.config,
-      log: this.log.child({ component: 'worker' }),
+      log: this.log.child({ component }),
       report: this.report,
-      entry: resolved,
       pgbus: this,
-      ...hooks,
-    })
+    }
   }
 
   /** Ends streams and connections; resolves when they are closed. Calling it again waits for the same end. */
@@ -318,6 +405,12 @@ export class Pgbus {
       log: this.log.child({ component: 'enqueue' }),
     })
     return this.#enqueuer
+  }
+
+  get #publishing(): Publisher {
+    this.#assertOpen()
+    this.#publisher ??= new Publisher({ db: this.db })
+    return this.#publisher
   }
 
   #assertOpen(): void {

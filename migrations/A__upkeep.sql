@@ -6,7 +6,7 @@ declare
   queue record;
   hot text;
 begin
-  foreach hot in array array['pgbus_processes', 'pgbus_uniqueness_keys'] loop
+  foreach hot in array array['pgbus_processes', 'pgbus_uniqueness_keys', 'pgbus_processed_events'] loop
     perform pgbus_set_storage(hot::regclass, array[
       'autovacuum_vacuum_scale_factor=0.02', 'autovacuum_vacuum_cost_delay=2', 'autovacuum_analyze_scale_factor=0.05']);
   end loop;

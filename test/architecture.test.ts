@@ -16,6 +16,7 @@ const rooms: Record<string, readonly string[]> = {
   'lib/limits': ['lib/core', 'lib/config', 'lib/db', 'lib/pgmq'],
   'lib/jobs': ['lib/core', 'lib/config', 'lib/db', 'lib/pgmq', 'lib/limits'],
   'lib/streams': ['lib/core', 'lib/config', 'lib/db', 'lib/pgmq', 'lib/jobs'],
+  'lib/events': ['lib/limits', 'lib/core', 'lib/config', 'lib/db', 'lib/pgmq', 'lib/jobs'],
   'lib/recurring': ['lib/core', 'lib/config', 'lib/db', 'lib/pgmq', 'lib/jobs'],
   'lib/health': ['lib/core', 'lib/config', 'lib/db', 'lib/pgmq'],
   'lib/maintenance': [
@@ -29,6 +30,7 @@ const rooms: Record<string, readonly string[]> = {
     'lib/streams',
   ],
   'lib/pgbus': [
+    'lib/events',
     'lib/limits',
     'lib/recurring',
     'lib/health',
@@ -59,6 +61,7 @@ const rooms: Record<string, readonly string[]> = {
     'lib/db',
     'lib/pgmq',
     'lib/jobs',
+    'lib/events',
     'lib/streams',
     'lib/pgbus',
     'lib/processes/supervisor',

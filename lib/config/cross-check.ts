@@ -34,7 +34,7 @@ export function crossCheck(
   checkQueueNames(config, issues)
   checkRecurring(config, issues)
 
-  const { retry, priority, drainTimeout, shutdownTimeout, pool, workers, streams, log } = config
+  const { retry, priority, drainTimeout, shutdownTimeout, pool, workers, consumers, streams, log } = config
   if (retry.base > retry.max) warn('retry.base', 'is greater than retry.max')
   const { baseBackoff, maxBackoff } = config.circuitBreaker
   if (baseBackoff > maxBackoff)
@@ -52,10 +52,12 @@ export function crossCheck(
     )
   const levels = priority.levels ?? 1
   if (levels > 1 && priority.default >= levels) warn('priority.default', `is clamped to ${levels - 1}`)
-  const most = Math.max(0, ...workers.map(entry => entry.concurrency))
+  const most = Math.max(0, ...[...workers, ...consumers].map(entry => entry.concurrency))
   if (pool.size !== null && pool.size < most)
     warn('pool.size', `is below a concurrency of ${most}; work will queue for connections`)
-  const total = workers.reduce((sum, { concurrency, processes }) => sum + concurrency * processes, 0)
+  const total =
+    workers.reduce((sum, { concurrency, processes }) => sum + concurrency * processes, 0) +
+    consumers.reduce((sum, { concurrency }) => sum + concurrency, 0)
   if (pool.size === null && total > manyConnections)
     warn('pool.size', `is automatic; the workers of one host may open ${total} connections`)
   if (production && streams.enabled && streams.secret.length === 0)

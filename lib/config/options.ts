@@ -2,6 +2,7 @@ import type { ConnectionOptions as TlsOptions } from 'node:tls'
 import type { Duration } from '../core/duration.ts'
 import type { Logger, LogLevel } from '../core/log.ts'
 import type { ErrorReporter } from '../core/report.ts'
+import type { ConsumerEntry, ResolvedConsumerEntry } from './consumers.ts'
 import type { RecurringTask, ResolvedRecurringTask } from './recurring-tasks.ts'
 import type { Role } from './roles.ts'
 
@@ -110,6 +111,8 @@ export interface ResolvedConfig {
   /** What `pgbus start` does; null: everything. */
   readonly roles: readonly Role[] | null
   readonly workers: readonly ResolvedWorkerEntry[]
+  readonly consumers: readonly ResolvedConsumerEntry[]
+  readonly idempotencyTtl: number | null
   readonly imports: readonly string[]
   readonly pollingInterval: number
   readonly prefetchLimit: number | null
@@ -231,6 +234,7 @@ type DurationKey =
   | 'interval'
   | 'executionRetention'
   | 'cacheTtl'
+  | 'idempotencyTtl'
 
 /** Keys that hold an object of somebody else: taken as a whole. */
 type OpaqueKey = 'ssl' | 'variables' | 'password' | 'logger' | 'cors' | 'member'
@@ -251,7 +255,7 @@ type Input<T> = {
 export interface PgbusConfig
   extends Omit<
     Input<ResolvedConfig>,
-    'recurring' | 'roles' | 'workers' | 'streams' | 'web' | 'health' | 'shutdownTimeout'
+    'recurring' | 'roles' | 'workers' | 'consumers' | 'streams' | 'web' | 'health' | 'shutdownTimeout'
   > {
   recurring?:
     | (Omit<Input<ResolvedConfig['recurring']>, 'tasks'> & {
@@ -260,6 +264,7 @@ export interface PgbusConfig
     | undefined
   roles?: Role | readonly Role[] | null | undefined
   workers?: string | readonly WorkerEntry[] | null | undefined
+  consumers?: readonly ConsumerEntry[] | null | undefined
   /** Longest time the supervisor waits for its children; default `drainTimeout + 5s`. */
   shutdownTimeout?: Duration | null | undefined
   streams?:

@@ -1,4 +1,5 @@
 import { availableParallelism } from 'node:os'
+import { consumerList } from './consumers.ts'
 import { recurringTasks } from './recurring-tasks.ts'
 import { roleList } from './roles.ts'
 import {
@@ -297,18 +298,25 @@ const sections: [title: string, rows: Row[]][] = [
         'Job workers: `"critical: 5; default, mail_*: 10"`, or `[{ name?, queues, concurrency?, processes?, order?, prefetchLimit?, groupMode?, singleActiveConsumer?, consumerPriority? }]`. Unset: the default queue with concurrency 5.',
       ],
       [
+        'consumers',
+        consumerList,
+        null,
+        true,
+        'Event consumers: `[{ topics, concurrency? }]`, one process each, for the handlers that those topics can reach.',
+      ],
+      [
         'roles',
         roleList,
         null,
         true,
-        'What `pgbus start` runs: `workers`, `dispatcher`, which deletes what is old, and `scheduler`, which enqueues recurring tasks; null: everything, the scheduler only with `recurring.tasks`.',
+        'What `pgbus start` runs: `workers`, `consumers`, `dispatcher`, which deletes what is old, and `scheduler`, which enqueues recurring tasks; null: everything, the scheduler only with `recurring.tasks`.',
       ],
       [
         'imports',
         stringList,
         [],
         true,
-        'Modules that define jobs, relative to the configuration file; imported by every job worker before it claims anything.',
+        'Modules that define jobs and event handlers, relative to the configuration file; imported by every worker and consumer before it claims anything.',
       ],
       [
         'pollingInterval',
@@ -660,6 +668,18 @@ const sections: [title: string, rows: Row[]][] = [
         '7d',
         true,
         'Age at which records of past runs are deleted; the newest of each task stays. Null: never.',
+      ],
+    ],
+  ],
+  [
+    'Events',
+    [
+      [
+        'idempotencyTtl',
+        duration({ nullable: true, seconds: true }),
+        '7d',
+        true,
+        'Age at which it is forgotten which idempotent handler has handled which event; null: never. An event that is delivered after that is handled again.',
       ],
     ],
   ],

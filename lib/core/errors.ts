@@ -100,6 +100,11 @@ export class JobNotUniqueError extends PgbusError {
   }
 }
 
+/** An event was published as mandatory, but no queue wants it. */
+export class UnroutableEventError extends PgbusError {
+  override readonly code = 'PGBUS_ERR_UNROUTABLE_EVENT'
+}
+
 /** A message names a job that this worker does not define. */
 export class UnknownJobError extends PgbusError {
   override readonly code = 'PGBUS_ERR_UNKNOWN_JOB'

@@ -1,26 +1,28 @@
 import type { ResolvedConfig } from '../config/options.ts'
 import { InvalidTransitionError, LeaseLostError } from '../core/errors.ts'
 import { checkTx } from '../db/caller-client.ts'
-import type { Queryable } from '../db/database.ts'
-import { finishTracked, isTracked } from '../limits/statements.ts'
+import type { Queryable, Statement } from '../db/database.ts'
 import { failedName } from '../pgmq/names.ts'
-import { archiveMany, deleteMany, type MessageIdRow } from '../pgmq/statements.ts'
+import type { MessageIdRow, Token } from '../pgmq/statements.ts'
 import type { Lease } from './lease.ts'
 
-/** The end of one job as a part of the handler's own transaction. */
+/** Fenced; rows `{ msg_id }` of the deliveries that it ended. */
+export type EndStatement = (physical: string, tokens: readonly Token[], failedName: string) => Statement
+
+/** The end of one delivery as a part of the handler's own transaction. */
 export class Completion {
   readonly #lease: Lease
-  readonly #archive: boolean
+  readonly #statement: EndStatement
   readonly #config: ResolvedConfig
   #used = false
 
-  constructor(options: { lease: Lease; archive: boolean; config: ResolvedConfig }) {
+  constructor(options: { lease: Lease; statement: EndStatement; config: ResolvedConfig }) {
     this.#lease = options.lease
-    this.#archive = options.archive
+    this.#statement = options.statement
     this.#config = options.config
   }
 
-  /** Whether the caller's transaction has the end of the job in it. */
+  /** Whether the caller's transaction has the end in it. */
   get used(): boolean {
     return this.#used
   }
@@ -33,13 +35,9 @@ export class Completion {
     const tx = checkTx(client)
     if (!tx) throw new TypeError('completeIn needs the client of a transaction')
     if (this.#used) throw new InvalidTransitionError('completeIn was called already; a job ends once')
-    const { physical, msgId, readCount, message } = this.#lease.delivery
-    const tokens = [{ msgId, readCount }]
+    const { physical, msgId, readCount } = this.#lease.delivery
     const failed = failedName(this.#config, physical)
-    const plain = this.#archive ? archiveMany : deleteMany
-    const { text, values } = isTracked(message)
-      ? finishTracked(physical, this.#archive ? 'archive' : 'delete', tokens, failed)
-      : plain(physical, tokens, failed)
+    const { text, values } = this.#statement(physical, [{ msgId, readCount }], failed)
     // Until here: a renewal would wait for the caller's transaction, and count the row that is gone as lost.
     this.#used = true
     this.#lease.renew = false

@@ -3,7 +3,7 @@ import { PgbusError, QueueNotFoundError } from '../core/errors.ts'
 import { groupBy } from '../core/group-by.ts'
 import { type Database, sqlState, type Transaction } from '../db/database.ts'
 import { deathsHeader } from '../pgmq/deaths.ts'
-import { deadLetterName, logicalOf, type PhysicalName, targetQueue, workerTables } from '../pgmq/names.ts'
+import { deadLetterName, everyTable, logicalOf, type PhysicalName, targetQueue } from '../pgmq/names.ts'
 import type { Queues } from '../pgmq/queues.ts'
 import { queueTable } from '../pgmq/statements.ts'
 import { type PageOptions, readPage } from './paging.ts'
@@ -206,7 +206,7 @@ export class DeadLetters {
   #originOf(physical: PhysicalName, { headers, message }: Row): PhysicalName {
     const queue = logicalOf(this.#config, physical)
     const told = storyOf(headers).queue
-    const tables = workerTables(this.#config, [queue])
+    const tables = everyTable(this.#config, queue)
     const known = tables.find(table => table === told)
     if (known) return known
     const priority = (message as { priority?: unknown } | null)?.priority

@@ -1,4 +1,5 @@
 import { currentInstance } from '../core/context.ts'
+import { callSite, isSameDefinition } from '../core/definition.ts'
 import { type Duration, longestDelayMs, parseDuration } from '../core/duration.ts'
 import type { JsonValue } from '../core/json.ts'
 import type { Logger } from '../core/log.ts'
@@ -151,7 +152,7 @@ export function defineJob<A>(
   options: JobOptions<A>,
   handler: (args: A, context: JobContext) => unknown,
 ): Job<A> {
-  const definition = check(options, handler as JobDefinition['handler'], callSite())
+  const definition = check(options, handler as JobDefinition['handler'], callSite(defineJob))
   const known = catalogue.get(definition.name)
   if (known && !isSameDefinition(known, definition)) {
     throw new TypeError(
@@ -240,7 +241,8 @@ function check(options: JobOptions<never>, handler: JobDefinition['handler'], pl
   })
 }
 
-function checkRetry(
+/** A retry policy with its durations in ms; what is wrong with it is given to `refuse`, which throws. @internal */
+export function checkRetry(
   retry: RetryPolicy | undefined,
   refuse: (rule: string, value: unknown) => never,
 ): RetryRule {
@@ -272,33 +274,6 @@ function checkRetry(
     parts.jitter = jitter
   }
   return parts
-}
-
-/**
- * The same module evaluated again (a reload, or the same file under another URL) may define its jobs again. Two
- * handlers that differ within one evaluation, or come from two files, are a mistake.
- */
-function isSameDefinition(known: JobDefinition, next: JobDefinition): boolean {
-  if (known.handler === next.handler) return true
-  const [knownUrl, nextUrl] = [withoutPosition(known.place), withoutPosition(next.place)]
-  if (withoutQuery(knownUrl) !== withoutQuery(nextUrl)) return false
-  return knownUrl !== nextUrl || String(known.handler) === String(next.handler)
-}
-
-/** `url:line:column` of whoever called `defineJob`. */
-function callSite(): string {
-  const trace: { stack?: string } = {}
-  Error.captureStackTrace(trace, defineJob)
-  const frame = trace.stack?.split('\n')[1]?.trim() ?? ''
-  return /\(([^()]+)\)$/.exec(frame)?.[1] ?? frame.replace(/^at (async )?/, '')
-}
-
-function withoutPosition(place: string): string {
-  return place.replace(/:\d+:\d+$/, '')
-}
-
-function withoutQuery(url: string): string {
-  return url.replace(/[?#].*$/, '')
 }
 
 function shown(value: unknown): string {

@@ -344,7 +344,8 @@ function jobName(job: unknown): string {
   return name
 }
 
-function checkOptions(where: string, options: unknown, names: ReadonlySet<string>): void {
+/** @throws TypeError naming the option that does not exist. @internal */
+export function checkOptions(where: string, options: unknown, names: ReadonlySet<string>): void {
   if (typeof options !== 'object' || options === null) {
     throw new TypeError(`${where}: options must be an object`)
   }
@@ -371,7 +372,11 @@ function checkDue(where: string, options: EnqueueOptions): Prepared['due'] {
   return { delayMs: delay === undefined ? 0 : parseDelay(`${where}: delay`, delay) }
 }
 
-function checkHeaders(where: string, { headers, group }: EnqueueOptions): string | null {
+/** JSON text of the headers of a message, its group among them. @throws TypeError, SerializationError @internal */
+export function checkHeaders(
+  where: string,
+  { headers, group }: Pick<EnqueueOptions, 'headers' | 'group'>,
+): string | null {
   if (headers !== undefined && headers !== null && (typeof headers !== 'object' || Array.isArray(headers))) {
     throw new TypeError(`${where}: headers must be an object`)
   }

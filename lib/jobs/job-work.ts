@@ -4,12 +4,14 @@ import { parseDelay } from '../core/duration.ts'
 import { UnknownJobError } from '../core/errors.ts'
 import type { Logger } from '../core/log.ts'
 import { toError } from '../core/report.ts'
+import { finishTracked, isTracked } from '../limits/statements.ts'
 import type { Pgbus } from '../pgbus.ts'
 import { handlerQueues } from '../pgmq/handler-queues.ts'
 import { logicalOf, workerTables } from '../pgmq/names.ts'
 import type { Queues } from '../pgmq/queues.ts'
+import { archiveMany, deleteMany } from '../pgmq/statements.ts'
 import type { Delivery } from './claim.ts'
-import { Completion } from './completion.ts'
+import { Completion, type EndStatement } from './completion.ts'
 import { findJob, type JobContext, type JobDefinition } from './define.ts'
 import { decodeArguments, type JobEnvelope, readEnvelope, readHeaders } from './envelope.ts'
 import { applySchema } from './standard-schema.ts'
@@ -71,7 +73,12 @@ export class JobWork implements Work {
     const { config, pgbus } = this.#options
     const args = decodeArguments(envelope)
     const { archive } = definition
-    const completion = new Completion({ lease: attempt.lease, archive, config })
+    const plain = archive ? archiveMany : deleteMany
+    const statement: EndStatement = (physical, tokens, failed) =>
+      isTracked(attempt.lease.delivery.message)
+        ? finishTracked(physical, archive ? 'archive' : 'delete', tokens, failed)
+        : plain(physical, tokens, failed)
+    const completion = new Completion({ lease: attempt.lease, statement, config })
     const context = this.#context(attempt, envelope, completion)
     await runningHandler.run({ pgbus, log: context.log }, async () => {
       const checked = definition.schema ? await applySchema(envelope.name, definition.schema, args) : args

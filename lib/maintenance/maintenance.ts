@@ -7,6 +7,7 @@ import { oldArchives } from './archives.ts'
 import { overduePauses } from './breakers.ts'
 import { Dispatcher, type DispatcherOptions } from './dispatcher.ts'
 import { oldFailures } from './failed-events.ts'
+import { oldProcessedEvents } from './processed-events.ts'
 import { deadProcesses } from './processes.ts'
 import { oldExecutions } from './recurring-executions.ts'
 import { oldStreamMessages } from './stream-messages.ts'
@@ -29,7 +30,7 @@ export interface Maintenance {
 
 /** The tasks of a configuration. A feature with something to clean up adds its task here. */
 export function maintenanceTasks(config: ResolvedConfig): MaintenanceTask[] {
-  const { archiveRetention, recurring, streams } = config
+  const { archiveRetention, idempotencyTtl, recurring, streams } = config
   return [
     deadProcesses,
     overduePauses,
@@ -38,6 +39,7 @@ export function maintenanceTasks(config: ResolvedConfig): MaintenanceTask[] {
     archiveRetention === null ? null : oldFailures(archiveRetention),
     oldStreamMessages(streams.retention),
     recurring.executionRetention === null ? null : oldExecutions(recurring.executionRetention),
+    idempotencyTtl === null ? null : oldProcessedEvents(idempotencyTtl),
     tables(),
   ].filter(task => task !== null)
 }

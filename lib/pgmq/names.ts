@@ -55,6 +55,11 @@ export function workerTables(config: NameRules, queues: readonly string[]): Phys
   return [...tables]
 }
 
+/** Every table that a queue of this name may have: those of jobs, by priority, and the one of event handlers. */
+export function everyTable(config: NameRules, queue: string): PhysicalName[] {
+  return [...new Set([...workerTables(config, [queue]), physicalName(config, queue)])]
+}
+
 /** The one dead-letter queue of a logical queue, whatever its priorities. */
 export function deadLetterName(config: NameRules, logical: string): PhysicalName {
   return `${physicalName(config, logical)}${deadLetterSuffix}` as PhysicalName

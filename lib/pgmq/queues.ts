@@ -3,7 +3,14 @@ import { PgbusError, SchemaNotReadyError } from '../core/errors.ts'
 import type { Logger } from '../core/log.ts'
 import { isCreationRace } from '../db/creation-race.ts'
 import { type Database, type Statement, sqlState } from '../db/database.ts'
-import { insertChannel, logicalOf, type PhysicalName, validateQueueName, workerTables } from './names.ts'
+import {
+  everyTable,
+  insertChannel,
+  logicalOf,
+  type PhysicalName,
+  validateQueueName,
+  workerTables,
+} from './names.ts'
 import { pause, pausedQueues, resume } from './queue-states.ts'
 import { queueTable } from './statements.ts'
 
@@ -35,6 +42,8 @@ export interface QueueMetrics {
   /** Messages ever sent. */
   total: number
 }
+
+const createQueue = 'SELECT pgbus_create_queue($1::text, $2::text, false, $3::boolean) AS created'
 
 /** The schema, a table or a function is missing. */
 const missingCodes = new Set(['3F000', '42883'])
@@ -72,6 +81,28 @@ export class Queues {
       this.#creating.set(physical, creating)
     }
     await creating
+  }
+
+  /**
+   * Creates a queue if it is missing, and routes to it what matches these patterns; none is taken away. In one
+   * transaction, so that nobody who reads queues by pattern finds it before it is bound.
+   */
+  async bind(physical: string, patterns: readonly string[]): Promise<void> {
+    for (let attempt = 1; ; attempt += 1) {
+      try {
+        await this.#db.transaction(async tx => {
+          await tx.query(createQueue, [physical, 'job', this.#config.notify.enabled])
+          await tx.query('SELECT pgmq.bind_topic(pattern, $1::text) FROM unnest($2::text[]) AS pattern', [
+            physical,
+            patterns,
+          ])
+        })
+        this.#known.add(physical)
+        return
+      } catch (error) {
+        if (attempt > 1 || !isCreationRace(error)) throw schemaError(error)
+      }
+    }
   }
 
   isKnown(physical: string): boolean {
@@ -137,7 +168,7 @@ export class Queues {
   async resume(name: string): Promise<void> {
     const queue = validateQueueName(this.#config, name)
     await this.#query(resume(queue))
-    const channels = workerTables(this.#config, [queue]).map(insertChannel)
+    const channels = everyTable(this.#config, queue).map(insertChannel)
     await this.#query('SELECT pg_notify(channel, $2) FROM unnest($1::text[]) AS channel', [channels, ''])
   }
 
@@ -214,10 +245,7 @@ export class Queues {
     const { enabled } = this.#config.notify
     for (let attempt = 1; ; attempt += 1) {
       try {
-        const { rows } = await this.#query<{ created: boolean }>(
-          'SELECT pgbus_create_queue($1::text, $2::text, false, $3::boolean) AS created',
-          [physical, kind, enabled],
-        )
+        const { rows } = await this.#query<{ created: boolean }>(createQueue, [physical, kind, enabled])
         this.#known.add(physical)
         if (rows[0]?.created === true) this.#log.debug({ queue: physical }, 'queue created')
         return
@@ -229,7 +257,7 @@ export class Queues {
 
   #tables(queue: QueueRef): PhysicalName[] {
     if (typeof queue !== 'string') return [queue.physical.toLowerCase() as PhysicalName]
-    return workerTables(this.#config, [queue])
+    return everyTable(this.#config, queue)
   }
 
   async #query<R>(statement: Statement | string, values?: unknown[]): Promise<{ rows: R[] }> {

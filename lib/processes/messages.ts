@@ -1,3 +1,4 @@
+import type { ResolvedConsumerEntry } from '../config/consumers.ts'
 import type { ResolvedWorkerEntry } from '../config/options.ts'
 import type { HeldToken } from '../jobs/held-tokens.ts'
 import type { HubMessage } from '../jobs/notify-hub.ts'
@@ -6,6 +7,7 @@ import type { MaintenanceRole } from '../maintenance/maintenance.ts'
 /** What a child is for: its role, and what that role needs to know. `supervisor/roles.ts` knows the rest. */
 export type ChildSpec =
   | { readonly role: 'worker'; readonly entry: ResolvedWorkerEntry }
+  | { readonly role: 'consumer'; readonly entry: ResolvedConsumerEntry }
   | { readonly role: 'maintenance'; readonly parts: readonly MaintenanceRole[] }
 
 /** Everything a child needs to start. Functions of the configuration are re-read from `configFile`. */

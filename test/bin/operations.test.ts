@@ -8,10 +8,10 @@ import { compiled, spawnNode } from '../support/spawn.ts'
 const setup = async (t: TestContext) => {
   const db = await createDatabase(t)
   const pgbus = createTestPgbus(t, db)
-  const run = async (...args: string[]) => {
+  const runWith = async (env: Record<string, string>, ...args: string[]) => {
     const { child, exited, output } = spawnNode(t, compiled('bin/pgbus.ts'), args, {
       cwd: tmpdir(),
-      env: { PGBUS_DATABASE_URL: db.url },
+      env: { PGBUS_DATABASE_URL: db.url, ...env },
     })
     let stdout = ''
     child.stdout?.on('data', chunk => {
@@ -24,6 +24,7 @@ const setup = async (t: TestContext) => {
     await Promise.all(printed)
     return { code, stdout, output: output(), json: () => JSON.parse(stdout) as unknown }
   }
+  const run = Object.assign((...args: string[]) => runWith({}, ...args), { with: runWith })
   return { db, pgbus, run }
 }
 
@@ -180,5 +181,32 @@ t.test('given no database', async t => {
     t.match(await exited, { code: 1 })
     t.match(output(), /127\.0\.0\.1.*orders/)
     t.notMatch(output(), 'very-secret')
+  })
+})
+
+t.test('given routes of events', async t => {
+  const { db, run } = await setup(t)
+  await db.query(`SELECT pgmq.create('pgbus_plain'), pgmq.create('others');
+    SELECT pgmq.bind_topic('plain.*', 'pgbus_plain'), pgmq.bind_topic('old.#', 'pgbus_plain'), pgmq.bind_topic('x', 'others')`)
+  const env = { PGBUS_IMPORTS: compiled('test/fixtures/events/handlers.ts') }
+
+  t.test('when they are looked at, then it is told which are still wanted', async t => {
+    const { code, stdout } = await run.with(env, 'events', 'list')
+    t.equal(code, 0)
+    t.match(stdout, /others +x +- /)
+    t.match(stdout, /plain +old\.# +no /)
+    t.match(stdout, /plain +plain\.\* +yes .*\n3 routes$/m)
+    t.match((await run('events', 'test', 'plain.a')).stdout, /plain +plain\.\*/)
+    t.match((await run('events', 'test', 'nobody')).stdout, /no queue would get an event "nobody"/)
+    t.match((await run('events', 'test', 'a..b')).output, /pgbus: a routing key is/)
+  })
+
+  t.test('when old ones are removed, then only with --yes', async t => {
+    const refused = await run.with(env, 'events', 'prune')
+    t.equal(refused.code, 1)
+    t.match(refused.output, /would remove 1 routes: "old\.#" of queue "plain"; nothing was changed/)
+    t.same((await run.with(env, 'events', 'prune', '--yes', '--json')).json(), {
+      removed: [{ pattern: 'old.#', queue: 'plain' }],
+    })
   })
 })

@@ -174,7 +174,7 @@ t.test('given pgbus start with queues of its own', async t => {
       env: { PGBUS_DATABASE_URL: db.url, PGBUS_WORKERS: 'other' },
     })
     await host.waitForOutput(/ready: 3 children/)
-    t.match(host.output(), /boot: roles=workers,dispatcher/)
+    t.match(host.output(), /boot: roles=workers,consumers,dispatcher/)
     t.match(host.output(), /boot: worker=critical queues=critical concurrency=2/)
     t.match(host.output(), /boot: worker=mail queues=mail,news concurrency=5/)
     host.signal('SIGTERM')
@@ -203,7 +203,7 @@ t.test('given pgbus start with queues of its own', async t => {
     t.match(both.output, 'pgbus: --workers-only and --dispatcher-only are mutually exclusive')
     const role = await run(t, ['start'], { ...env, PGBUS_ROLES: 'workers,workres' })
     t.equal(role.code, 1)
-    t.match(role.output, 'unknown role "workres"; roles are: workers, dispatcher, scheduler')
+    t.match(role.output, 'unknown role "workres"; roles are: workers, consumers, dispatcher, scheduler')
   })
 
   t.test('when they make no sense, then it says so', async t => {

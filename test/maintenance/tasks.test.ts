@@ -3,6 +3,7 @@ import { oldArchives } from '../../lib/maintenance/archives.ts'
 import { overduePauses } from '../../lib/maintenance/breakers.ts'
 import { oldFailures } from '../../lib/maintenance/failed-events.ts'
 import { maintenanceTasks } from '../../lib/maintenance/maintenance.ts'
+import { oldProcessedEvents } from '../../lib/maintenance/processed-events.ts'
 import { deadProcesses } from '../../lib/maintenance/processes.ts'
 import { removeInChunks, type TaskContext } from '../../lib/maintenance/task.ts'
 import { rig, runOnce } from './setup.ts'
@@ -46,6 +47,17 @@ t.test('given paused queues', async t => {
   })
 })
 
+t.test('given the record of handled events', async t => {
+  t.test('when it is old, then it goes', async t => {
+    const own = await rig(t)
+    await own.test.query(`INSERT INTO pgbus_processed_events (event_id, handler_class, processed_at)
+      SELECT 'old' || n, 'H', ${utc} - interval '61 minutes' FROM generate_series(1, 1500) n
+      UNION ALL SELECT 'new', 'H', ${utc} - interval '59 minutes'`)
+    await runOnce(own, oldProcessedEvents(hour))
+    t.same(await own.test.query('SELECT event_id FROM pgbus_processed_events'), [{ event_id: 'new' }])
+  })
+})
+
 t.test('given archives', async t => {
   t.test('when jobs were archived long ago, then they go, however long they waited before', async t => {
     const own = await rig(t)
@@ -78,6 +90,7 @@ t.test('given archives', async t => {
   t.test('when nothing may be deleted, then there is no task for it', async t => {
     const own = await rig(t, {
       archiveRetention: null,
+      idempotencyTtl: null,
       streams: { retention: { default: 0 } },
       recurring: { executionRetention: null },
     })

@@ -3,7 +3,7 @@ import { hasRole, roles } from '../../config/roles.ts'
 import { packageVersion } from '../../core/version.ts'
 import type { Connector } from '../../db/connector.ts'
 import type { MigrationStatus } from '../../db/migrate.ts'
-import { activeWorkers, planSlots, poolSize } from './roles.ts'
+import { activeConsumers, activeWorkers, planSlots, poolSize } from './roles.ts'
 
 const unknown = 'unknown'
 
@@ -18,6 +18,9 @@ export function bannerLines(config: ResolvedConfig, connector: Connector): strin
     ...activeWorkers(config).map(
       ({ name, queues, concurrency, processes }) =>
         `worker=${name ?? 'anonymous'} queues=${queues.join(',')} concurrency=${concurrency} processes=${processes}`,
+    ),
+    ...activeConsumers(config).map(
+      ({ topics, concurrency }) => `consumer topics=${topics.join(',')} concurrency=${concurrency}`,
     ),
   ].map(line => `boot: ${line}`)
 }

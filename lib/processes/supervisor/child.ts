@@ -137,7 +137,9 @@ class Child {
 function runnerOf(spec: ChildSpec, context: RunnerContext): Runner {
   switch (spec.role) {
     case 'worker':
-      return new WorkerRunner(spec.entry, context)
+      return new WorkerRunner(hooks => context.pgbus.createWorker(spec.entry, hooks), context)
+    case 'consumer':
+      return new WorkerRunner(hooks => context.pgbus.createConsumer(spec.entry, hooks), context)
     case 'maintenance':
       return new MaintenanceRunner(spec.parts, context)
   }

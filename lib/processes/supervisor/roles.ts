@@ -1,4 +1,5 @@
 /** Everything that depends on what a child is for. A new role is a case in each of these functions. */
+import type { ResolvedConsumerEntry } from '../../config/consumers.ts'
 import type { ResolvedConfig, ResolvedWorkerEntry } from '../../config/options.ts'
 import { hasRole } from '../../config/roles.ts'
 import type { ProcessKind } from '../../jobs/heartbeat.ts'
@@ -18,6 +19,13 @@ export function activeWorkers(
   return hasRole(config, 'workers') ? config.workers : []
 }
 
+/** The consumers that a host of this configuration runs. */
+export function activeConsumers(
+  config: Pick<ResolvedConfig, 'roles' | 'consumers'>,
+): readonly ResolvedConsumerEntry[] {
+  return hasRole(config, 'consumers') ? config.consumers : []
+}
+
 /** The places that a configuration asks for, in the order in which they are filled. */
 export function planSlots(config: ResolvedConfig): SlotPlan[] {
   const workers = activeWorkers(config).flatMap((entry, index) =>
@@ -26,11 +34,15 @@ export function planSlots(config: ResolvedConfig): SlotPlan[] {
       spec: { role: 'worker' as const, entry },
     })),
   )
+  const consumers = activeConsumers(config).map((entry, index) => ({
+    name: `consumer:${index}`,
+    spec: { role: 'consumer' as const, entry },
+  }))
   const parts: MaintenanceRole[] = []
   if (hasRole(config, 'dispatcher')) parts.push('dispatcher')
   if (schedules(config)) parts.push('scheduler')
-  if (parts.length === 0) return workers
-  return [...workers, { name: 'maintenance', spec: { role: 'maintenance', parts } }]
+  if (parts.length === 0) return [...workers, ...consumers]
+  return [...workers, ...consumers, { name: 'maintenance', spec: { role: 'maintenance', parts } }]
 }
 
 /** By itself only where the configuration has tasks: most hosts have none. */
@@ -40,22 +52,40 @@ function schedules(config: ResolvedConfig): boolean {
 
 /** Connections of one child, unless `pool.size` says otherwise. */
 export function poolSize(config: ResolvedConfig, spec: ChildSpec): number {
-  // A worker has as many as jobs run at once, since each claims and finishes by itself.
-  const used = spec.role === 'worker' ? spec.entry.concurrency : spec.parts.length
-  return config.pool.size ?? Math.max(2, used)
+  return config.pool.size ?? Math.max(2, connectionsOf(spec))
 }
 
-/** Logical names and patterns, as configured. */
+function connectionsOf(spec: ChildSpec): number {
+  switch (spec.role) {
+    case 'worker':
+      // As many as jobs run at once, since each claims and finishes by itself.
+      return spec.entry.concurrency
+    case 'consumer':
+      // Handlers in a transaction have one each, and claims and ends must not wait for them.
+      return spec.entry.concurrency + 2
+    case 'maintenance':
+      return spec.parts.length
+  }
+}
+
+/** Logical names, topics and patterns, as configured. */
 export function queuesOf(spec: ChildSpec): readonly string[] {
-  return spec.role === 'worker' ? spec.entry.queues : []
+  switch (spec.role) {
+    case 'worker':
+      return spec.entry.queues
+    case 'consumer':
+      return spec.entry.topics
+    case 'maintenance':
+      return []
+  }
 }
 
 /** Whether it runs code of the application. */
 export function needsModules(spec: ChildSpec): boolean {
-  return spec.role === 'worker'
+  return spec.role !== 'maintenance'
 }
 
 /** Kinds of the rows that it has in `pgbus_processes`. */
 export function processKinds(spec: ChildSpec): readonly ProcessKind[] {
-  return spec.role === 'worker' ? ['worker'] : spec.parts
+  return spec.role === 'maintenance' ? spec.parts : [spec.role]
 }

@@ -1,13 +1,14 @@
-import type { ResolvedWorkerEntry } from '../../config/options.ts'
 import { dispatch, localMember } from '../../jobs/local-member.ts'
 import { type HubMember, type HubMessage, NotifyHub } from '../../jobs/notify-hub.ts'
-import type { Worker } from '../../jobs/worker.ts'
+import type { Worker, WorkerOptions } from '../../jobs/worker.ts'
 import type { ChildBeat } from '../messages.ts'
 import { HeldReporter } from './held.ts'
 import { RecyclePolicy } from './recycle-policy.ts'
 import type { Runner, RunnerContext } from './runner.ts'
 
-/** Runs the jobs of one entry of `workers`. */
+type Create = (hooks: Pick<WorkerOptions, 'onHeld' | 'onTables'>) => Worker
+
+/** Runs the jobs of one entry of `workers`, or the event handlers of one of `consumers`. */
 export class WorkerRunner implements Runner {
   readonly #worker: Worker
   readonly #context: RunnerContext
@@ -15,11 +16,11 @@ export class WorkerRunner implements Runner {
   /** With `notify.scope: 'fork'`, its own connection; else the supervisor has one for all. */
   readonly #own: { hub: NotifyHub; member: HubMember } | undefined
 
-  constructor(entry: ResolvedWorkerEntry, context: RunnerContext) {
+  constructor(create: Create, context: RunnerContext) {
     const held = new HeldReporter((difference, sent) => context.tell({ t: 'held', ...difference }, sent))
     this.#context = context
     this.#recycling = new RecyclePolicy(context.pgbus.config.recycle)
-    this.#worker = context.pgbus.createWorker(entry, {
+    this.#worker = create({
       onHeld: change => held.report(change),
       onTables: tables => this.#listen(tables),
     })
