@@ -337,7 +337,10 @@ t.test('given a table of an older client', async t => {
       throw new Error('not yet')
     }
   })
-  defineHandler({ name: 'Legacy', on: 'legacy', idempotent: true, retry: () => 0 }, legacy.handle)
+  defineHandler(
+    { name: 'Legacy', on: 'legacy', idempotent: true, retry: () => 50, maxRetries: 1_000 },
+    legacy.handle,
+  )
   await db.query('ALTER TABLE pgbus_processed_events RENAME TO away')
   await bench.consume({ topics: ['legacy'] })
 
