@@ -1,11 +1,12 @@
 #!/usr/bin/env node
 import { Command, CommanderError, InvalidArgumentError } from 'commander'
 import { packageVersion } from '../lib/core/version.ts'
+import { RestartSignals } from '../lib/processes/web/restart-signals.ts'
 
 /** Exit codes: 0 done, 1 could not boot or run, 2 wrong usage or configuration. */
 async function main(): Promise<number> {
-  // First of all: without a listener this signal opens Node's inspector.
-  process.on('SIGUSR1', () => undefined)
+  // First of all: without a listener the first opens Node's inspector, and the second ends the process.
+  const restartSignals = new RestartSignals()
   const version = packageVersion()
 
   let code = 0
@@ -17,13 +18,18 @@ async function main(): Promise<number> {
     .option('-p, --port <port>', 'TCP port; 0: a free one', toPort)
     .option('-H, --host <host>', 'address or host name to listen on')
     .option('-w, --workers <n>', 'worker processes, or "auto"; 0: serve from this process', toWorkers)
+    .option('--directory <path>', 'working directory of workers; may be a symbolic link')
     .version(version)
     .exitOverride()
     .configureOutput({ outputError: (text, write) => write(`pgbus-web: ${text.replace(/^error: /, '')}`) })
     .action(async (app: string | undefined, flags: Flags) => {
       const { launch } = await import('../lib/processes/web/launcher.ts')
       const { config, ...rest } = flags
-      code = await launch({ ...rest, app, file: config, env: process.env, version })
+      code = await launch({
+        setup: { ...rest, app, file: config, env: process.env },
+        version,
+        restartSignals,
+      })
     })
   const args = process.argv.slice(2)
   // There is one thing to do; its name may be said.
@@ -43,6 +49,7 @@ interface Flags {
   port?: number
   host?: string
   workers?: number | 'auto'
+  directory?: string
 }
 
 function toPort(text: string): number {

@@ -75,6 +75,12 @@ const webWorkers = custom('integer ≥ 0 or `auto`', 'text', (value): Checked =>
     ? { value: count }
     : { rule: 'must be an integer of zero or more or "auto"' }
 })
+const surge = custom('integer ≥ 0 or `all`', 'text', (value): Checked => {
+  const count = typeof value === 'string' && /^\d+$/.test(value) ? Number(value) : value
+  return value === 'all' || (Number.isSafeInteger(count) && (count as number) >= 0)
+    ? { value: count }
+    : { rule: 'must be an integer of zero or more or "all"' }
+})
 function checkCors(value: unknown): string | undefined {
   if (value === false) return undefined
   if (typeof value !== 'object' || value === null) return 'must be false or { origin, credentials? }'
@@ -724,6 +730,20 @@ const sections: [title: string, rows: Row[]][] = [
       ],
       ['web.shutdownTimeout', seconds, '30s', true, 'Grace of a web worker at shutdown.'],
       ['web.bootTimeout', seconds, '60s', true, 'A web worker that is not ready after so long is replaced.'],
+      [
+        'web.restart.surge',
+        surge,
+        1,
+        true,
+        'Workers more than usual during a rolling restart, `all`: a new one for each old one at once; 0: each old one goes first.',
+      ],
+      [
+        'web.directory',
+        hostText,
+        null,
+        true,
+        'Working directory of workers, which may be a symbolic link that a deployment moves; null: that of `pgbus-web`.',
+      ],
       [
         'web.hubSocket',
         socketPath,

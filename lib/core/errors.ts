@@ -215,6 +215,11 @@ export class BootError extends PgbusError {
   override readonly code = 'PGBUS_ERR_BOOT'
 }
 
+/** Workers of the web cluster could not be replaced; those that served go on. */
+export class RestartError extends PgbusError {
+  override readonly code = 'PGBUS_ERR_RESTART'
+}
+
 /** A queue name is not allowed, or too long once prefix and suffix are added. */
 export class InvalidQueueNameError extends TypeError {
   readonly code = 'PGBUS_ERR_INVALID_QUEUE_NAME'

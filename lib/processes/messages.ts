@@ -59,7 +59,16 @@ export interface HostReadyMessage {
   addresses: string[]
 }
 
-export type PrimaryToWebWorker = { pgbus: 'web'; t: 'stop'; reason: string; deadlineMs: number }
+export interface StopWebWorkerMessage {
+  pgbus: 'web'
+  t: 'stop'
+  reason: string
+  deadlineMs: number
+  /** Another worker serves already: connections may stay until they are used for the last time. */
+  handover: boolean
+}
+
+export type PrimaryToWebWorker = StopWebWorkerMessage
 
 export type WebWorkerToPrimary =
   | { pgbus: 'web'; t: 'booting' }

@@ -9,12 +9,21 @@ import { Connections } from './connections.ts'
 /** What the last steps of a drain may take after the application had its time. */
 const reserveMs = 1_000
 
+/** How long a connection without a request may stay when the whole host ends: a request may be on its way. */
+const idleMs = 500
+/** The same when another worker serves already. As long as Node keeps such connections anyway. */
+const handoverIdleMs = 5_000
+/** How long an event stream may go on that began while draining. */
+const lateStreamsMs = 250
+
 export interface AppHostOptions {
   config: ResolvedConfig
   /** Absolute path of the application module. */
   app: string
   /** Number of the worker; 0 in a process without workers. */
   index: number
+  /** Generation of the worker. */
+  phase?: number | undefined
 }
 
 /**
@@ -25,18 +34,18 @@ export class AppHost {
   readonly log: Logger
   readonly #config: ResolvedConfig
   readonly #path: string
-  readonly #index: number
+  readonly #worker: { index: number; phase: number }
   readonly #pgbus: Pgbus
   readonly #draining = new AbortController()
   #app: App | undefined
   #connections: Connections | undefined
   #drained: Promise<void> | undefined
 
-  constructor({ config, app, index }: AppHostOptions) {
+  constructor({ config, app, index, phase = 0 }: AppHostOptions) {
     this.#config = config
     this.#path = app
-    this.#index = index
-    this.#pgbus = new Pgbus(config, { worker: { index, phase: 0 } })
+    this.#worker = { index, phase }
+    this.#pgbus = new Pgbus(config, { worker: this.#worker })
     this.log = this.#pgbus.log.child({ component: 'web.worker', worker: index })
   }
 
@@ -51,7 +60,7 @@ export class AppHost {
     const app = await loadApp(this.#path, {
       pgbus: this.#pgbus,
       config: this.#config,
-      worker: { index: this.#index, pid: process.pid },
+      worker: { ...this.#worker, pid: process.pid },
       log: this.log,
       signal: this.#draining.signal,
     })
@@ -68,20 +77,20 @@ export class AppHost {
   /**
    * Lets running requests and streams end, closes the application, then the instance; within `budget`
    * milliseconds, after which connections are cut. An error in one step is logged and the next one runs.
+   * `handover`: somebody else serves already, so clients get more time to let go of idle connections.
    */
-  drain(budget: number): Promise<void> {
-    this.#drained ??= this.#drain(budget)
+  drain(budget: number, { handover = false }: { handover?: boolean } = {}): Promise<void> {
+    this.#drained ??= this.#drain(budget, handover ? handoverIdleMs : idleMs)
     return this.#drained
   }
 
-  async #drain(budget: number): Promise<void> {
+  async #drain(budget: number, idle: number): Promise<void> {
     const until = performance.now() + budget
     const left = () => Math.max(0, until - performance.now())
     this.#draining.abort(new ShutdownError('pgbus-web is stopping'))
-    this.#connections?.refuse()
     const app = this.#app
     if (app !== undefined) {
-      const closed = this.#attempt('close the application', () => app.close())
+      const closed = this.#attempt('close the application', () => this.#closeApp(app, Math.min(idle, left())))
       if (!(await withDeadline(closed, Math.max(0, left() - reserveMs)))) {
         this.log.warn({ connections: this.connections }, 'the drain took too long; cutting what is left')
         this.#connections?.destroy()
@@ -93,7 +102,25 @@ export class AppHost {
       this.log.warn('pgbus did not close in time')
   }
 
-  async #attempt(what: string, step: () => Promise<void>): Promise<true> {
+  /**
+   * An application that closes cuts idle connections, and a client that is about to use one sees an error. So that
+   * comes only when clients have let go of them, or have had the time to.
+   */
+  async #closeApp(app: App, idle: number): Promise<void> {
+    const quiet = this.#connections?.refuse(idle)
+    const endStreams = () => this.#attempt('end event streams', () => this.#pgbus.streams.drain())
+    // Event streams hold their connections until they are told to come back elsewhere; one may still begin on a
+    // connection that was kept.
+    const late = setInterval(() => void endStreams(), lateStreamsMs)
+    try {
+      await Promise.all([endStreams(), quiet])
+      await app.close()
+    } finally {
+      clearInterval(late)
+    }
+  }
+
+  async #attempt(what: string, step: () => Promise<unknown>): Promise<true> {
     try {
       await step()
     } catch (error) {

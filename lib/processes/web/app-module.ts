@@ -13,7 +13,8 @@ export interface AppContext {
   /** The instance of this process; closed by pgbus-web after the application. */
   pgbus: Pgbus
   config: ResolvedConfig
-  worker: { index: number; pid: number }
+  /** `phase`: how many restarts there were before it was started. */
+  worker: { index: number; phase: number; pid: number }
   log: Logger
   /** Aborts when draining starts. */
   signal: AbortSignal

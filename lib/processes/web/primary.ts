@@ -1,11 +1,11 @@
-import cluster from 'node:cluster'
-import { fileURLToPath } from 'node:url'
-import type { ResolvedConfig } from '../../config/options.ts'
 import { type Deferred, deferred } from '../../core/deferred.ts'
 import { BootError } from '../../core/errors.ts'
 import type { Logger } from '../../core/log.ts'
-import { toError } from '../../core/report.ts'
-import { RestartPolicy } from '../restart-policy.ts'
+import { withDeadline } from '../../core/sleep.ts'
+import { forkWorker } from './fork-worker.ts'
+import type { Release } from './release.ts'
+import { RollingRestart } from './rolling-restart.ts'
+import { Slot } from './slot.ts'
 import { type WorkerExit, WorkerHandle, type WorkerProcess } from './worker-handle.ts'
 
 /** Workers that may try to boot while none was ever ready; when so many have failed, the start has failed. */
@@ -15,20 +15,11 @@ const bootAttempts = 3
 const killWaitMs = 2_000
 
 export interface PrimaryOptions {
-  config: ResolvedConfig
+  /** What the first workers are started from. */
+  release: Release
   log: Logger
-  /** Added to the environment of workers. */
-  env: Readonly<Record<string, string>>
   /** Starts a worker process; the default forks with `node:cluster`. */
-  fork?: (env: Record<string, string>) => WorkerProcess
-}
-
-/** The place of one worker: who fills it now, and how fast the next one may come. */
-interface Slot {
-  readonly index: number
-  readonly policy: RestartPolicy
-  handle: WorkerHandle | undefined
-  timer: NodeJS.Timeout | undefined
+  fork?: (release: Release, index: number) => WorkerProcess
 }
 
 /**
@@ -36,32 +27,36 @@ interface Slot {
  * `start` → every slot was ready once, or the start failed and nothing is left; `stop` → no worker is left.
  */
 export class Primary {
-  readonly #config: ResolvedConfig
   readonly #log: Logger
-  readonly #env: Readonly<Record<string, string>>
-  readonly #fork: (env: Record<string, string>) => WorkerProcess
+  readonly #fork: (release: Release, index: number) => WorkerProcess
   readonly #slots: Slot[]
   readonly #started: Deferred<readonly string[]> = deferred()
   readonly #empty: Deferred<void> = deferred()
   readonly #notYetReady = new Set<number>()
   /** Slots that are empty until the first worker is ready. */
   readonly #waiting = new Set<Slot>()
+  #restart: RollingRestart | undefined
   #stopping = false
   #anyReady = false
   #bootFailures = 0
   #addresses: readonly string[] = []
 
-  constructor({ config, log, env, fork = forkWithCluster }: PrimaryOptions) {
-    this.#config = config
+  constructor({ release, log, fork = forkWorker }: PrimaryOptions) {
     this.#log = log
-    this.#env = env
     this.#fork = fork
-    this.#slots = Array.from({ length: config.web.workers }, (_, at) => ({
-      index: at + 1,
-      policy: new RestartPolicy(),
-      handle: undefined,
-      timer: undefined,
-    }))
+    this.#slots = Array.from(
+      { length: release.config.web.workers },
+      (_, at) =>
+        new Slot({
+          index: at + 1,
+          release,
+          spawn: (slot, release) => this.#spawn(slot, release),
+          events: {
+            onVacated: (slot, exit, pid) => this.#vacated(slot, exit, pid),
+            onDismissed: (slot, exit, pid) => this.#dismissed(slot, exit, pid),
+          },
+        }),
+    )
     for (const { index } of this.#slots) this.#notYetReady.add(index)
   }
 
@@ -76,18 +71,35 @@ export class Primary {
    */
   async start(): Promise<readonly string[]> {
     const began = performance.now()
-    for (const slot of this.#slots) this.#start(slot)
+    for (const slot of this.#slots) this.#fillOrWait(slot)
     const addresses = await this.#started.promise
     const seconds = ((performance.now() - began) / 1000).toFixed(1)
     this.#log.info(`booted ${this.#slots.length} workers in ${seconds} s`)
     return addresses
   }
 
+  /**
+   * Replaces every worker by one of `release`, new ones first; resolves when the old ones are gone. One at a time.
+   * @throws RestartError when a new worker does not become ready: then the old ones that are left go on serving.
+   */
+  async replaceAll(release: Release): Promise<void> {
+    const { surge } = release.config.web.restart
+    const restart = new RollingRestart({ slots: this.#slots, release, surge })
+    this.#restart = restart
+    try {
+      await restart.run()
+    } finally {
+      this.#restart = undefined
+    }
+  }
+
   /** Drains all workers; resolves when they are gone. Those that take longer than `web.shutdownTimeout` are killed. */
   stop(reason: string): Promise<void> {
     if (!this.#stopping) {
       this.#begin(new BootError(`stopped while booting: ${reason}`))
-      for (const { handle } of this.#slots) handle?.stop(reason, this.#config.web.shutdownTimeout)
+      for (const { handles, release } of this.#slots) {
+        for (const handle of handles) handle.stop(reason, release.config.web.shutdownTimeout)
+      }
     }
     return this.#empty.promise
   }
@@ -95,71 +107,64 @@ export class Primary {
   /** Kills all workers; resolves when they are gone, or after 2 s. */
   async kill(): Promise<void> {
     this.#begin(new BootError('killed while booting'))
-    for (const { handle } of this.#slots) handle?.kill()
-    let timer: NodeJS.Timeout | undefined
-    const limit = new Promise<void>(resolve => {
-      timer = setTimeout(resolve, killWaitMs)
-    })
-    await Promise.race([this.#empty.promise, limit])
-    clearTimeout(timer)
+    this.#killAll()
+    await withDeadline(this.#empty.promise, killWaitMs)
   }
 
   #begin(why: BootError): void {
     this.#stopping = true
     this.#started.promise.catch(() => undefined)
     this.#started.reject(why)
-    for (const slot of this.#slots) clearTimeout(slot.timer)
+    for (const slot of this.#slots) slot.close()
     this.#settle()
   }
 
-  #settle(): void {
-    if (this.#stopping && this.#slots.every(({ handle }) => handle === undefined)) this.#empty.resolve()
+  #killAll(): void {
+    for (const { handles } of this.#slots) for (const handle of handles) handle.kill()
   }
 
-  #fill(slot: Slot): void {
-    if (this.#stopping) return
-    let worker: WorkerProcess
-    try {
-      worker = this.#fork({ ...this.#env, PGBUS_WEB_INDEX: String(slot.index) })
-    } catch (error) {
-      // Out of processes or memory for a moment: as if it had died at once.
-      this.#exited(slot, {
-        code: null,
-        signal: null,
-        uptimeMs: 0,
-        booted: false,
-        expected: false,
-        reason: `it could not be started: ${toError(error).message}`,
-      })
-      return
-    }
-    slot.handle = new WorkerHandle({
+  #settle(): void {
+    if (this.#stopping && this.#slots.every(({ handles }) => handles.length === 0)) this.#empty.resolve()
+  }
+
+  #spawn(slot: Slot, release: Release): WorkerHandle {
+    const { bootTimeout, shutdownTimeout } = release.config.web
+    return new WorkerHandle({
       index: slot.index,
-      worker,
-      bootTimeout: this.#config.web.bootTimeout,
-      drainTimeout: this.#config.web.shutdownTimeout,
+      phase: release.phase,
+      worker: this.#fork(release, slot.index),
+      bootTimeout,
+      drainTimeout: shutdownTimeout,
       log: this.#log,
-      onReady: handle => this.#ready(handle),
-      onExit: (_handle, exit) => this.#exited(slot, exit),
+      onReady: handle => this.#ready(slot, handle),
+      onExit: (handle, exit) => slot.exited(handle, exit),
     })
   }
 
-  #ready(handle: WorkerHandle): void {
+  #ready(slot: Slot, handle: WorkerHandle): void {
     this.#anyReady = true
-    this.#log.info(`worker ${handle.index} (pid ${handle.pid}) is ready`)
+    this.#log.info({ phase: handle.phase }, `worker ${handle.index} (pid ${handle.pid}) is ready`)
     if (String(handle.addresses) !== String(this.#addresses)) {
       this.#addresses = handle.addresses
       this.#log.info(`listening on ${this.#addresses.join(', ')}`)
     }
-    for (const slot of this.#waiting) this.#fill(slot)
+    slot.ready(handle)
+    for (const waiting of this.#waiting) this.#fill(waiting)
     this.#waiting.clear()
     this.#notYetReady.delete(handle.index)
     if (this.#notYetReady.size === 0) this.#started.resolve(this.#addresses)
   }
 
-  #exited(slot: Slot, exit: WorkerExit): void {
-    const pid = slot.handle?.pid
-    slot.handle = undefined
+  #dismissed({ index }: Slot, exit: WorkerExit, pid: number): void {
+    const { code, signal, reason } = exit
+    this.#log[exit.expected ? 'info' : 'error'](
+      { code, signal },
+      `worker ${index} (pid ${pid}) is gone: ${reason}`,
+    )
+    this.#settle()
+  }
+
+  #vacated(slot: Slot, exit: WorkerExit, pid: number | undefined): void {
     if (this.#stopping) {
       this.#log.info(`worker ${slot.index} (pid ${pid}) is gone: ${exit.reason}`)
       this.#settle()
@@ -172,37 +177,34 @@ export class Primary {
       void this.#abandon(exit.reason)
       return
     }
-    const delay = slot.policy.exited(exit.uptimeMs, exit.expected)
+    const delay = slot.fillLater(exit, () => this.#fillOrWait(slot))
     const what = exit.booted ? `ended after ${(exit.uptimeMs / 1000).toFixed(1)} s` : 'failed to boot'
     this.#log[exit.expected ? 'info' : 'error'](
       { code: exit.code, signal: exit.signal },
       `worker ${slot.index} (pid ${pid}) ${what}: ${exit.reason}; next one in ${delay} ms`,
     )
-    slot.timer = setTimeout(() => this.#start(slot), delay)
   }
 
   /** Until one was ready, nobody knows whether this application can boot at all: then a few tries must do. */
-  #start(slot: Slot): void {
-    slot.timer = undefined
-    const booting = this.#slots.filter(({ handle }) => handle !== undefined).length
+  #fillOrWait(slot: Slot): void {
+    const booting = this.#slots.filter(({ current }) => current !== undefined).length
     if (this.#anyReady || booting + this.#bootFailures < bootAttempts) this.#fill(slot)
     else this.#waiting.add(slot)
+  }
+
+  /** A new release that has worked once is what a worker that crashes meanwhile is replaced by. */
+  #fill(slot: Slot): void {
+    const proven = this.#restart !== undefined && this.#restart.replaced > 0
+    slot.fill(proven ? this.#restart!.release : slot.release)
   }
 
   /** The first boot failed for good: end what is still booting, then say why. */
   async #abandon(reason: string): Promise<void> {
     this.#stopping = true
-    for (const { handle, timer } of this.#slots) {
-      clearTimeout(timer)
-      handle?.kill()
-    }
+    for (const slot of this.#slots) slot.close()
+    this.#killAll()
     this.#settle()
     await this.#empty.promise
     this.#started.reject(new BootError(`no worker could boot: ${reason}`))
   }
-}
-
-function forkWithCluster(env: Record<string, string>): WorkerProcess {
-  cluster.setupPrimary({ exec: fileURLToPath(new URL('./worker-entry.js', import.meta.url)), args: [] })
-  return cluster.fork(env)
 }

@@ -3,16 +3,13 @@ import type { Logger } from '../../core/log.ts'
 import { toError } from '../../core/report.ts'
 import { listenForStop } from '../signals.ts'
 
-/** Without a listener the first opens Node's inspector, and the second ends the process. */
-const unsupported = ['SIGUSR1', 'SIGUSR2'] as const
-
 /** Everything that tells the launcher to stop, as promises. */
 export class StopSignals {
   /** Resolves to the reason to stop. */
   readonly first: Promise<string>
   /** Resolves when there is no more time for a graceful stop. */
   readonly second: Promise<void>
-  /** Told about errors, and about signals that do nothing. There is none before the configuration is read. */
+  /** Told about errors. There is none before the configuration is read. */
   log: Logger | undefined
   #received = false
   #crashed = false
@@ -43,11 +40,6 @@ export class StopSignals {
         },
       }),
     )
-    for (const signal of unsupported) {
-      const ignore = () => this.log?.warn(`${signal} is not supported; restart the process instead`)
-      process.on(signal, ignore)
-      this.#undo.push(() => process.removeListener(signal, ignore))
-    }
   }
 
   get received(): boolean {

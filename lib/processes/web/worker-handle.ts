@@ -1,4 +1,5 @@
 import { deadline } from '../../core/deadline.ts'
+import { type Deferred, deferred } from '../../core/deferred.ts'
 import type { Logger } from '../../core/log.ts'
 import type { PrimaryToWebWorker, WebWorkerToPrimary } from '../messages.ts'
 
@@ -28,6 +29,8 @@ export interface WorkerExit {
 
 export interface WorkerHandleOptions {
   index: number
+  /** Generation of the release that it runs. */
+  phase: number
   worker: WorkerProcess
   bootTimeout: number
   /** How long a drain that the worker began by itself may take. */
@@ -43,7 +46,9 @@ export interface WorkerHandleOptions {
  */
 export class WorkerHandle {
   readonly index: number
+  readonly phase: number
   readonly pid: number
+  readonly #gone: Deferred = deferred()
   readonly #worker: WorkerProcess
   readonly #options: WorkerHandleOptions
   readonly #startedAt = performance.now()
@@ -57,6 +62,7 @@ export class WorkerHandle {
   constructor(options: WorkerHandleOptions) {
     this.#options = options
     this.index = options.index
+    this.phase = options.phase
     this.#worker = options.worker
     this.pid = options.worker.process.pid ?? -1
     this.#cancelKill = deadline(options.bootTimeout, () => {
@@ -83,11 +89,19 @@ export class WorkerHandle {
     return this.#addresses
   }
 
-  /** Asks the worker to drain and leave; SIGKILL when it has not within `deadlineMs`. */
-  stop(reason: string, deadlineMs: number): void {
-    if (this.#state === 'exited') return
+  /** Resolves when the process has ended. */
+  get gone(): Promise<void> {
+    return this.#gone.promise
+  }
+
+  /**
+   * Asks the worker to drain and leave; SIGKILL when it has not within `deadlineMs`. The first order counts.
+   * `handover`: another worker serves already, so idle connections need not be cut.
+   */
+  stop(reason: string, deadlineMs: number, { handover = false }: { handover?: boolean } = {}): void {
+    if (this.#state === 'exited' || this.#order !== undefined) return
     this.#drainFor(deadlineMs)
-    this.#order = { pgbus: 'web', t: 'stop', reason, deadlineMs }
+    this.#order = { pgbus: 'web', t: 'stop', reason, deadlineMs, handover }
     this.#sendOrder()
   }
 
@@ -150,6 +164,7 @@ export class WorkerHandle {
       expected,
       reason: this.#fatal ?? this.#describe(code, signal),
     })
+    this.#gone.resolve()
   }
 
   #describe(code: number | null, signal: string | null): string {

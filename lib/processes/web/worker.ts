@@ -17,16 +17,17 @@ const lingerMs = 1_000
  */
 export async function runWorker(env: NodeJS.ProcessEnv): Promise<void> {
   const index = Number(env.PGBUS_WEB_INDEX ?? 0)
+  const phase = Number(env.PGBUS_WEB_PHASE ?? 0)
   process.title = `pgbus-web: worker ${index}`
 
   let host: AppHost | undefined
   let log: Logger | undefined
   let ending: Promise<void> | undefined
 
-  const end = (code: number, budget: number) => {
+  const end = (code: number, budget: number, { handover = false }: { handover?: boolean } = {}) => {
     ending ??= (async () => {
       tell({ pgbus: 'web', t: 'draining', connections: host?.connections ?? 0 })
-      await host?.drain(budget)
+      await host?.drain(budget, { handover })
       leave(code)
     })()
     return ending
@@ -47,15 +48,16 @@ export async function runWorker(env: NodeJS.ProcessEnv): Promise<void> {
     else fail(error)
   })
   process.on('message', (message: PrimaryToWebWorker) => {
-    if (message?.pgbus === 'web' && message.t === 'stop') void end(0, message.deadlineMs)
+    if (message?.pgbus === 'web' && message.t === 'stop') void end(0, message.deadlineMs, message)
   })
 
   tell({ pgbus: 'web', t: 'booting' })
   try {
     const { config } = await loadConfig({ env })
-    process.on('SIGTERM', () => void end(0, config.web.shutdownTimeout))
+    // The primary replaces it.
+    process.on('SIGTERM', () => void end(0, config.web.shutdownTimeout, { handover: true }))
     if (ending) return
-    host = new AppHost({ config, app: config.web.app ?? '', index })
+    host = new AppHost({ config, app: config.web.app ?? '', index, phase })
     log = host.log
     const addresses = await host.boot()
     if (!ending) tell({ pgbus: 'web', t: 'ready', addresses })
@@ -81,6 +83,6 @@ function tell(message: WebWorkerToPrimary): void {
 
 /** The kind of an error says something when it is one of the language, nothing when it is one of ours. */
 function oneLine(error: Error): string {
-  const [text = ''] = error.message.split('\n')
+  const text = error.message.split(/\s*\n\s*/).join(' ')
   return error.name === 'Error' || 'code' in error ? text : `${error.name}: ${text}`
 }

@@ -33,7 +33,7 @@ t.test('given idle keep-alive connections, when the server refuses, then it clos
   const { connections, closed, get } = await setup(t, (_request, response) => response.end())
   t.equal((await get()).connection, 'keep-alive')
   t.equal(connections.open, 1)
-  connections.refuse()
+  connections.refuse(20)
   await closed
   await waitFor(() => connections.open === 0)
 })
@@ -52,7 +52,7 @@ t.test(
     })
     const result = get()
     await asked
-    connections.refuse()
+    connections.refuse(20)
     respond()
     t.same(await result, { status: 200, connection: 'close' })
     await closed
@@ -74,7 +74,7 @@ t.test(
     })
     const result = get()
     await started
-    connections.refuse()
+    connections.refuse(20)
     finish()
     t.equal((await result).connection, 'keep-alive')
     await closed
@@ -89,8 +89,42 @@ t.test(
     await new Promise(resolve => spare.once('connect', resolve))
     const ended = new Promise(resolve => spare.once('close', resolve))
     spare.on('error', () => undefined).resume()
-    connections.refuse()
+    connections.refuse(20)
     await Promise.all([closed, ended])
     t.pass('closed')
   },
 )
+
+t.test('given an idle keep-alive connection that is used while the server refuses', async t => {
+  const { connections, closed, get } = await setup(t, (_request, response) => response.end('done'))
+  await get()
+  const quiet = connections.refuse(60_000)
+
+  t.test('when its request comes, then it is answered, and that was the last on it', async t => {
+    t.equal(connections.open, 1, 'it was not cut')
+    t.same(await get(), { status: 200, connection: 'close' })
+    await Promise.all([quiet, closed])
+    t.equal(connections.open, 0)
+  })
+})
+
+t.test('given a request that arrives in pieces, when the server refuses, then it is waited for', async t => {
+  const { connections, closed, port } = await setup(t, (_request, response) => response.end('done'))
+  const client = connect(port, '127.0.0.1')
+  let answer = ''
+  client.setEncoding('utf8').on('data', chunk => {
+    answer += chunk
+  })
+  const ended = new Promise(resolve => client.once('close', resolve))
+  client.write('GET / HTTP/1.1\r\nhost: x\r\n')
+  await waitFor(() => connections.open === 1)
+  connections.refuse(200)
+  // Each piece is a sign of life.
+  for (let n = 0; n < 6; n += 1) {
+    await new Promise(resolve => setTimeout(resolve, 50))
+    client.write(`x-${n}: y\r\n`)
+  }
+  client.write('\r\n')
+  await Promise.all([closed, ended])
+  t.match(answer, /^HTTP\/1\.1 200 OK\r\n/)
+})

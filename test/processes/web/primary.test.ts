@@ -1,23 +1,29 @@
 import t, { type Test } from 'tap'
+import type { PgbusConfig } from '../../../lib/config/options.ts'
 import { resolveConfig } from '../../../lib/config/resolve.ts'
 import type { Logger } from '../../../lib/core/log.ts'
 import { Primary } from '../../../lib/processes/web/primary.ts'
+import type { Release } from '../../../lib/processes/web/release.ts'
 import { waitFor } from '../../support/wait-for.ts'
 import { FakeWorker } from './fake-worker.ts'
 
+function release(phase: number, web: PgbusConfig['web'] = {}): Release {
+  const config = resolveConfig({ web: { shutdownTimeout: '1h', bootTimeout: '1h', ...web } }, {})
+  return { phase, config, entry: '/srv/entry.js', directory: '/srv', env: {} }
+}
+
 /** A primary whose workers are made up; `forks` has them in the order in which they were started. */
-function setup(t: Test, workers: number) {
-  const forks: { worker: FakeWorker; env: Record<string, string> }[] = []
+function setup(t: Test, workers: number, web: Partial<NonNullable<PgbusConfig['web']>> = {}) {
+  const forks: { worker: FakeWorker; index: number; phase: number }[] = []
   const lines: string[] = []
   const write = (first: unknown, second?: unknown) => lines.push(String(second ?? first))
   const log = { debug: write, info: write, warn: write, error: write, child: () => log } as unknown as Logger
   const primary = new Primary({
-    config: resolveConfig({ web: { workers, shutdownTimeout: '1h', bootTimeout: '1h' } }, {}),
+    release: release(0, { workers, ...web }),
     log,
-    env: { PGBUS_WEB_APP: '/srv/app.js' },
-    fork: env => {
+    fork: ({ phase }, index) => {
       const worker = new FakeWorker()
-      forks.push({ worker, env })
+      forks.push({ worker, index, phase })
       return worker
     },
   })
@@ -32,13 +38,10 @@ t.test('given two workers', async t => {
   t.test('when both are ready, then the start resolves to the addresses', async t => {
     const { primary, forks, lines, at } = setup(t, 2)
     const started = primary.start()
-    t.same(
-      forks.map(({ env }) => env),
-      [
-        { PGBUS_WEB_APP: '/srv/app.js', PGBUS_WEB_INDEX: '1' },
-        { PGBUS_WEB_APP: '/srv/app.js', PGBUS_WEB_INDEX: '2' },
-      ],
-    )
+    t.match(forks, [
+      { index: 1, phase: 0 },
+      { index: 2, phase: 0 },
+    ])
     at(0).says(ready)
     at(1).says(ready)
     t.same(await started, ['http://127.0.0.1:3000'])
@@ -92,8 +95,8 @@ t.test('given five workers', async t => {
     t.equal(forks.length, 3)
     at(1).says(ready)
     t.same(
-      forks.slice(3).map(({ env }) => env.PGBUS_WEB_INDEX),
-      ['4', '5', '1'],
+      forks.slice(3).map(({ index }) => index),
+      [4, 5, 1],
     )
     for (const index of [2, 3, 4, 5]) at(index).says(ready)
     await started
@@ -139,7 +142,9 @@ t.test('given running workers', async t => {
     t.notOk(stopped)
     at(1).exits(0)
     await stopping
-    t.same(at(0).sent, [{ pgbus: 'web', t: 'stop', reason: 'SIGTERM', deadlineMs: 3_600_000 }])
+    t.same(at(0).sent, [
+      { pgbus: 'web', t: 'stop', reason: 'SIGTERM', deadlineMs: 3_600_000, handover: false },
+    ])
     t.equal(forks.length, 2)
   })
 
@@ -180,9 +185,8 @@ t.test('given a machine that cannot start a process for a moment', async t => {
     const worker = new FakeWorker()
     let tries = 0
     const primary = new Primary({
-      config: resolveConfig({ web: { workers: 1, shutdownTimeout: '1h', bootTimeout: '1h' } }, {}),
+      release: release(0, { workers: 1 }),
       log,
-      env: {},
       fork: () => {
         tries += 1
         if (tries === 1) throw Object.assign(new Error('spawn EAGAIN'), { code: 'EAGAIN' })
@@ -195,5 +199,194 @@ t.test('given a machine that cannot start a process for a moment', async t => {
     worker.says(ready)
     await started
     t.match(lines.join('\n'), /could not be started: spawn EAGAIN; next one in 1000 ms/)
+  })
+})
+
+/** Lets what is already resolved go on. */
+const turn = () => new Promise(resolve => setImmediate(resolve))
+
+/** A primary whose workers of phase 0 are ready, and a restart of it. */
+async function serving(t: Test, workers: number, surge: number | 'all' = 1) {
+  const made = setup(t, workers)
+  const started = made.primary.start()
+  for (let n = 0; n < workers; n += 1) made.at(n).says(ready)
+  await started
+  const restart = (phase = 1) => made.primary.replaceAll(release(phase, { workers, restart: { surge } }))
+  const told = (index: number) => made.at(index).sent.length > 0
+  return { ...made, restart, told }
+}
+
+t.test('given a restart of two workers', async t => {
+  t.test('when each new one is ready, then one after the other takes over', async t => {
+    const { forks, at, restart, told } = await serving(t, 2)
+    const done = restart()
+    t.match(forks.slice(2), [{ index: 1, phase: 1 }])
+    await turn()
+    t.notOk(told(0), 'the old one serves until the new one is ready')
+    at(2).says(ready)
+    await turn()
+    t.match(at(0).sent, [{ t: 'stop', reason: 'restart', handover: true }])
+    t.equal(forks.length, 3, 'the second waits until the first old one is gone')
+    at(0).exits(0)
+    await turn()
+    t.match(forks.slice(3), [{ index: 2, phase: 1 }])
+    at(3).says(ready)
+    await turn()
+    at(1).exits(0)
+    await done
+    t.equal(forks.length, 4)
+  })
+
+  t.test('when a new one dies, then the old ones go on, and the error says why', async t => {
+    const { forks, at, restart, told } = await serving(t, 2)
+    const rejected = t.rejects(restart(), {
+      code: 'PGBUS_ERR_RESTART',
+      message: 'worker 1 of phase 1 did not become ready: no settings',
+    })
+    at(2).says({ t: 'fatal', message: 'no settings' })
+    at(2).exits(1)
+    await rejected
+    t.equal(forks.length, 3)
+    t.notOk(told(0) || told(1))
+  })
+
+  t.test('when the second new one dies, then one of each goes on; each is replaced by its kind', async t => {
+    const { forks, at, restart } = await serving(t, 2)
+    const rejected = t.rejects(restart(), { message: /worker 2 of phase 1 did not become ready/ })
+    at(2).says(ready)
+    await turn()
+    at(0).exits(0)
+    await turn()
+    at(3).exits(1)
+    await rejected
+    at(2).says({ t: 'draining', connections: 0 })
+    at(2).exits(0)
+    at(1).says({ t: 'draining', connections: 0 })
+    at(1).exits(0)
+    await waitFor(() => forks.length === 6)
+    t.match(forks.slice(4), [
+      { index: 1, phase: 1 },
+      { index: 2, phase: 0 },
+    ])
+  })
+
+  t.test(
+    'when another old one dies, then it is replaced by its like until the new release has worked',
+    async t => {
+      const { forks, at, restart } = await serving(t, 3)
+      const done = restart()
+      at(2).says({ t: 'draining', connections: 0 })
+      at(2).exits(0)
+      await waitFor(() => forks.length === 5)
+      t.match(forks[4], { index: 3, phase: 0 })
+      at(3).says(ready)
+      await turn()
+      at(1).says({ t: 'draining', connections: 0 })
+      at(1).exits(0)
+      await waitFor(() => forks.length === 6)
+      t.match(forks[5], { index: 2, phase: 1 })
+      at(0).exits(0)
+      await turn()
+      t.match(forks[6], { index: 2, phase: 1 }, 'its turn came: it is replaced like the others')
+      done.catch(() => undefined)
+    },
+  )
+
+  t.test('when the old one dies while the new one boots, then the new one takes its place', async t => {
+    const { forks, lines, at, restart } = await serving(t, 1)
+    const done = restart()
+    at(0).exits(null, 'SIGSEGV')
+    await turn()
+    t.equal(forks.length, 2)
+    t.match(lines.at(-1), /is gone: was killed by SIGSEGV/)
+    at(1).says(ready)
+    await done
+    t.equal(forks.length, 2)
+  })
+
+  t.test('when both old and new one die, then one of the old release follows', async t => {
+    const { forks, at, restart } = await serving(t, 1)
+    const rejected = t.rejects(restart())
+    at(0).exits(null, 'SIGSEGV')
+    at(1).exits(1)
+    await rejected
+    await waitFor(() => forks.length === 3)
+    t.match(forks[2], { index: 1, phase: 0 })
+  })
+
+  t.test('when the host is stopped, then new and old ones are told, and none follows', async t => {
+    const { primary, forks, at, restart, told } = await serving(t, 2)
+    const rejected = t.rejects(restart(), { message: 'pgbus-web is stopping' })
+    const stopping = primary.stop('SIGTERM')
+    await rejected
+    t.ok(told(0) && told(1) && told(2))
+    for (const index of [0, 1, 2]) at(index).exits(0)
+    await stopping
+    t.equal(forks.length, 3)
+  })
+})
+
+t.test('given a restart of two workers with a surge of all', async t => {
+  t.test('when all new ones are ready, and not before, then all old ones go', async t => {
+    const { forks, at, restart, told } = await serving(t, 2, 'all')
+    const done = restart()
+    t.equal(forks.length, 4)
+    at(3).says(ready)
+    await turn()
+    t.notOk(told(0) || told(1))
+    at(2).says(ready)
+    await turn()
+    t.ok(told(0) && told(1))
+    at(0).exits(0)
+    at(1).exits(0)
+    await done
+  })
+
+  t.test('when one new one dies after it was ready, then the others go and the old ones stay', async t => {
+    const { at, restart, told } = await serving(t, 2, 'all')
+    const rejected = t.rejects(restart(), { message: /worker 2: its replacement ended/ })
+    at(3).says(ready)
+    await turn()
+    at(3).exits(1)
+    at(2).says(ready)
+    await rejected
+    t.ok(told(2))
+    t.notOk(told(0) || told(1))
+  })
+})
+
+t.test('given a restart with a surge of two, when one new one dies, then the other is given up', async t => {
+  const { forks, at, restart, told } = await serving(t, 3, 2)
+  const rejected = t.rejects(restart())
+  t.equal(forks.length, 5)
+  at(3).exits(1)
+  await rejected
+  t.ok(told(4))
+  t.notOk(told(0) || told(1) || told(2))
+  t.equal(forks.length, 5)
+})
+
+t.test('given a restart without surge', async t => {
+  t.test('when an old one is gone, and not before, then its replacement is started', async t => {
+    const { forks, at, restart, told } = await serving(t, 1, 0)
+    const done = restart()
+    t.ok(told(0))
+    t.equal(forks.length, 1)
+    at(0).exits(0)
+    await turn()
+    t.match(forks[1], { index: 1, phase: 1 })
+    at(1).says(ready)
+    await done
+  })
+
+  t.test('when the new one dies, then one of the old release follows', async t => {
+    const { forks, at, restart } = await serving(t, 1, 0)
+    const rejected = t.rejects(restart())
+    at(0).exits(0)
+    await turn()
+    at(1).exits(1)
+    await rejected
+    await waitFor(() => forks.length === 3)
+    t.match(forks[2], { index: 1, phase: 0 })
   })
 })

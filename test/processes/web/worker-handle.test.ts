@@ -13,6 +13,7 @@ function setup(_t: Test, options: { bootTimeout?: number; drainTimeout?: number 
   const log = { debug: write, info: write, warn: write, error: write, child: () => log } as unknown as Logger
   const handle = new WorkerHandle({
     index: 2,
+    phase: 0,
     worker,
     bootTimeout: 60_000,
     drainTimeout: 60_000,
@@ -82,7 +83,7 @@ t.test('given a ready worker', async t => {
     const { worker, handle, exits } = setup(t)
     worker.says({ t: 'ready', addresses: [] })
     handle.stop('SIGTERM', 5_000)
-    t.same(worker.sent, [{ pgbus: 'web', t: 'stop', reason: 'SIGTERM', deadlineMs: 5_000 }])
+    t.same(worker.sent, [{ pgbus: 'web', t: 'stop', reason: 'SIGTERM', deadlineMs: 5_000, handover: false }])
     worker.says({ t: 'draining', connections: 3 })
     t.equal(handle.state, 'draining')
     worker.exits(0)
