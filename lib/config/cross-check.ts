@@ -31,6 +31,12 @@ export function crossCheck(
   }
   if (config.health.port !== null && config.health.port === config.web.port)
     issues.push({ path: 'health.port', rule: 'is also web.port', received: String(config.health.port) })
+  if (config.web.workerTimeout <= config.web.checkInterval)
+    issues.push({
+      path: 'web.workerTimeout',
+      rule: 'must exceed web.checkInterval',
+      received: String(config.web.workerTimeout),
+    })
   checkQueueNames(config, issues)
   checkRecurring(config, issues)
 

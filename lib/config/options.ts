@@ -184,6 +184,8 @@ export interface ResolvedConfig {
     readonly workers: number
     readonly shutdownTimeout: number
     readonly bootTimeout: number
+    readonly checkInterval: number
+    readonly workerTimeout: number
     readonly restart: { readonly surge: number | 'all' }
     readonly directory: string | null
     readonly hubSocket: string | null

@@ -730,6 +730,14 @@ const sections: [title: string, rows: Row[]][] = [
       ],
       ['web.shutdownTimeout', seconds, '30s', true, 'Grace of a web worker at shutdown.'],
       ['web.bootTimeout', seconds, '60s', true, 'A web worker that is not ready after so long is replaced.'],
+      ['web.checkInterval', seconds, '5s', true, 'How often a web worker says that it is alive.'],
+      [
+        'web.workerTimeout',
+        seconds,
+        '60s',
+        true,
+        'A web worker that has said nothing for so long is killed and replaced: its event loop stands still.',
+      ],
       [
         'web.restart.surge',
         surge,

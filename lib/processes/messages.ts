@@ -70,8 +70,31 @@ export interface StopWebWorkerMessage {
 
 export type PrimaryToWebWorker = StopWebWorkerMessage
 
+/** What a web worker says about itself at each check-in. */
+export interface WebWorkerStats {
+  /** Bytes. */
+  rss: number
+  heapUsed: number
+  external: number
+  /** Share of time in which the event loop was busy since the last check-in, 0 to 1. */
+  elu: number
+  /** 99th percentile of the delay of the event loop since the last check-in, ms. */
+  eventLoopP99: number
+  /** Requests so far. */
+  requests: number
+  /** Requests that are not answered yet, event streams included. */
+  inFlight: number
+  /** Open client connections. */
+  connections: number
+  /** Open event streams. */
+  sse: number
+  /** Where wakes of streams come from; null: no page has asked for a stream yet. */
+  source: 'hub' | 'local' | null
+}
+
 export type WebWorkerToPrimary =
   | { pgbus: 'web'; t: 'booting' }
   | { pgbus: 'web'; t: 'ready'; addresses: string[] }
+  | { pgbus: 'web'; t: 'checkin'; stats: WebWorkerStats }
   | { pgbus: 'web'; t: 'draining'; connections: number }
   | { pgbus: 'web'; t: 'fatal'; message: string }

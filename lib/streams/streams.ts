@@ -15,7 +15,7 @@ import { Renderers } from './renderers.ts'
 import { SharedStore } from './shared-store.ts'
 import type { StreamStore } from './store.ts'
 import { Stream, type StreamContext, type StreamOptions } from './stream.ts'
-import { type DrainOptions, type DrainResult, Streamer } from './streamer.ts'
+import { type DrainOptions, type DrainResult, Streamer, type StreamerStats } from './streamer.ts'
 import { missingSecret, type SignedName, signName, type TokenOptions, verifyName } from './token.ts'
 import type { WakeSource } from './wake-source.ts'
 
@@ -50,6 +50,8 @@ export class Streams {
   #db: Database | undefined
   #store: StreamStore | undefined
   #streamer: Promise<Streamer> | undefined
+  /** The same, once it is there. */
+  #made: Streamer | undefined
   #mountPath: string | undefined
   #closed: Promise<void> | undefined
 
@@ -137,8 +139,23 @@ export class Streams {
   /** The open connections of this process. Made once, by whoever asks first. */
   streamer(): Promise<Streamer> {
     this.#assertOpen()
-    this.#streamer ??= this.#makeStreamer()
+    if (this.#streamer === undefined) {
+      const making = this.#makeStreamer()
+      this.#streamer = making
+      making.then(
+        made => {
+          if (this.#streamer === making) this.#made = made
+        },
+        // Told to whoever asked for it.
+        () => undefined,
+      )
+    }
     return this.#streamer
+  }
+
+  /** The state of the open connections of this process; undefined while nobody has asked for a stream. */
+  stats(): StreamerStats | undefined {
+    return this.#made?.stats()
   }
 
   /**
@@ -148,6 +165,7 @@ export class Streams {
   async drain(options?: DrainOptions): Promise<DrainResult> {
     const streamer = this.#streamer
     this.#streamer = undefined
+    this.#made = undefined
     // One that could not be made has told whoever asked for it.
     const made = await streamer?.catch(() => undefined)
     return made ? await made.drain(options) : { closed: 0, destroyed: 0 }

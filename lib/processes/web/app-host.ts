@@ -3,8 +3,10 @@ import { ShutdownError } from '../../core/errors.ts'
 import type { Logger } from '../../core/log.ts'
 import { withDeadline } from '../../core/sleep.ts'
 import { Pgbus } from '../../pgbus.ts'
+import type { WebWorkerStats } from '../messages.ts'
 import { type App, loadApp } from './app-module.ts'
 import { Connections } from './connections.ts'
+import { VitalSigns } from './vital-signs.ts'
 
 /** What the last steps of a drain may take after the application had its time. */
 const reserveMs = 1_000
@@ -36,6 +38,7 @@ export class AppHost {
   readonly #path: string
   readonly #worker: { index: number; phase: number }
   readonly #pgbus: Pgbus
+  readonly #vitalSigns = new VitalSigns()
   readonly #draining = new AbortController()
   #app: App | undefined
   #connections: Connections | undefined
@@ -52,6 +55,20 @@ export class AppHost {
   /** Open client connections. */
   get connections(): number {
     return this.#connections?.open ?? 0
+  }
+
+  /** What there is to say about this process now. */
+  stats(): WebWorkerStats {
+    const streams = this.#pgbus.streams.stats()
+    const { joining, live, lagging } = streams?.connections ?? { joining: 0, live: 0, lagging: 0 }
+    return {
+      ...this.#vitalSigns.take(),
+      requests: this.#connections?.requests ?? 0,
+      inFlight: this.#connections?.inFlight ?? 0,
+      connections: this.connections,
+      sse: joining + live + lagging,
+      source: streams?.source.mode ?? null,
+    }
   }
 
   /** Imports the application and listens. Resolves to the URLs; to none when draining began meanwhile. */
@@ -97,6 +114,7 @@ export class AppHost {
         await withDeadline(closed, Math.max(reserveMs / 4, left() / 2))
       }
     }
+    this.#vitalSigns.stop()
     const closed = this.#attempt('close pgbus', () => this.#pgbus.close())
     if (!(await withDeadline(closed, Math.max(reserveMs / 4, left()))))
       this.log.warn('pgbus did not close in time')

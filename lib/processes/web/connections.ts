@@ -23,6 +23,7 @@ export class Connections {
   readonly #server: Server
   readonly #sockets = new Map<Socket, Use>()
   readonly #running = new Set<ServerResponse>()
+  #requests = 0
   #refusing: { idleMs: number; quiet: Deferred; timer: NodeJS.Timeout } | undefined
 
   constructor(server: Server) {
@@ -37,6 +38,7 @@ export class Connections {
       const use = this.#sockets.get(socket)
       if (use) use.running += 1
       this.#running.add(response)
+      this.#requests += 1
       response.once('close', () => {
         this.#running.delete(response)
         if (!use) return
@@ -50,6 +52,16 @@ export class Connections {
 
   get open(): number {
     return this.#sockets.size
+  }
+
+  /** Requests so far. */
+  get requests(): number {
+    return this.#requests
+  }
+
+  /** Requests that are not answered yet. */
+  get inFlight(): number {
+    return this.#running.size
   }
 
   /**

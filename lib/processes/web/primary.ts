@@ -7,6 +7,7 @@ import type { Release } from './release.ts'
 import { RollingRestart } from './rolling-restart.ts'
 import { Slot } from './slot.ts'
 import { type WorkerExit, WorkerHandle, type WorkerProcess } from './worker-handle.ts'
+import { WorkerWatch } from './worker-watch.ts'
 
 /** Workers that may try to boot while none was ever ready; when so many have failed, the start has failed. */
 const bootAttempts = 3
@@ -30,6 +31,7 @@ export class Primary {
   readonly #log: Logger
   readonly #fork: (release: Release, index: number) => WorkerProcess
   readonly #slots: Slot[]
+  readonly #watch: WorkerWatch
   readonly #started: Deferred<readonly string[]> = deferred()
   readonly #empty: Deferred<void> = deferred()
   readonly #notYetReady = new Set<number>()
@@ -44,6 +46,7 @@ export class Primary {
   constructor({ release, log, fork = forkWorker }: PrimaryOptions) {
     this.#log = log
     this.#fork = fork
+    this.#watch = new WorkerWatch({ workers: () => this.#slots.flatMap(({ handles }) => handles), log })
     this.#slots = Array.from(
       { length: release.config.web.workers },
       (_, at) =>
@@ -71,6 +74,7 @@ export class Primary {
    */
   async start(): Promise<readonly string[]> {
     const began = performance.now()
+    this.#watch.start()
     for (const slot of this.#slots) this.#fillOrWait(slot)
     const addresses = await this.#started.promise
     const seconds = ((performance.now() - began) / 1000).toFixed(1)
@@ -113,6 +117,7 @@ export class Primary {
 
   #begin(why: BootError): void {
     this.#stopping = true
+    this.#watch.stop()
     this.#started.promise.catch(() => undefined)
     this.#started.reject(why)
     for (const slot of this.#slots) slot.close()
@@ -128,13 +133,15 @@ export class Primary {
   }
 
   #spawn(slot: Slot, release: Release): WorkerHandle {
-    const { bootTimeout, shutdownTimeout } = release.config.web
+    const { bootTimeout, workerTimeout, shutdownTimeout } = release.config.web
     return new WorkerHandle({
       index: slot.index,
       phase: release.phase,
       worker: this.#fork(release, slot.index),
       bootTimeout,
+      workerTimeout,
       drainTimeout: shutdownTimeout,
+      now: () => this.#watch.clock.now(),
       log: this.#log,
       onReady: handle => this.#ready(slot, handle),
       onExit: (handle, exit) => slot.exited(handle, exit),
@@ -201,6 +208,7 @@ export class Primary {
   /** The first boot failed for good: end what is still booting, then say why. */
   async #abandon(reason: string): Promise<void> {
     this.#stopping = true
+    this.#watch.stop()
     for (const slot of this.#slots) slot.close()
     this.#killAll()
     this.#settle()

@@ -1,7 +1,7 @@
 import { deadline } from '../../core/deadline.ts'
 import { type Deferred, deferred } from '../../core/deferred.ts'
 import type { Logger } from '../../core/log.ts'
-import type { PrimaryToWebWorker, WebWorkerToPrimary } from '../messages.ts'
+import type { PrimaryToWebWorker, WebWorkerStats, WebWorkerToPrimary } from '../messages.ts'
 
 /** What is needed of a `cluster.Worker`. */
 export interface WorkerProcess {
@@ -33,16 +33,21 @@ export interface WorkerHandleOptions {
   phase: number
   worker: WorkerProcess
   bootTimeout: number
+  /** How long a ready worker may say nothing. */
+  workerTimeout: number
   /** How long a drain that the worker began by itself may take. */
   drainTimeout: number
+  /** Ms of a clock that stands still when this process does. */
+  now: () => number
   log: Logger
   onReady: (handle: WorkerHandle) => void
   onExit: (handle: WorkerHandle, exit: WorkerExit) => void
 }
 
 /**
- * A worker as the primary sees it: `booting → ready → draining → exited`, each state possibly skipped. Any
- * state but the last has at most one timer, and what it does at its end is SIGKILL.
+ * A worker as the primary sees it: `booting → ready → draining → exited`, each state possibly skipped. None but
+ * the last may go on for ever: the first two end in {@link WorkerHandle.killIfSilent}, which somebody calls now and
+ * then, draining ends at a deadline of its own.
  */
 export class WorkerHandle {
   readonly index: number
@@ -57,7 +62,9 @@ export class WorkerHandle {
   #addresses: readonly string[] = []
   #fatal: string | undefined
   #order: PrimaryToWebWorker | undefined
-  #cancelKill: () => void
+  #cancelKill: () => void = () => undefined
+  #bornAt: number
+  #checkIn: { at: number; stats: WebWorkerStats | undefined } | undefined
 
   constructor(options: WorkerHandleOptions) {
     this.#options = options
@@ -65,12 +72,7 @@ export class WorkerHandle {
     this.phase = options.phase
     this.#worker = options.worker
     this.pid = options.worker.process.pid ?? -1
-    this.#cancelKill = deadline(options.bootTimeout, () => {
-      const seconds = options.bootTimeout / 1000
-      this.#fatal = `not ready within ${seconds}s (web.bootTimeout)`
-      this.#options.log.error(`worker ${this.index} (pid ${this.pid}) failed to boot within ${seconds}s`)
-      this.kill()
-    })
+    this.#bornAt = options.now()
     this.#worker.on('message', message => this.#receive(message))
     // A failed fork or send; an exit follows where it matters.
     this.#worker.on('error', error => {
@@ -113,6 +115,31 @@ export class WorkerHandle {
     })
   }
 
+  /** What it said last about itself. */
+  get stats(): WebWorkerStats | undefined {
+    return this.#checkIn?.stats
+  }
+
+  /** Ms since its last sign of life; undefined before the first. */
+  get silentMs(): number | undefined {
+    return this.#checkIn && this.#options.now() - this.#checkIn.at
+  }
+
+  /** SIGKILL when it has not become ready in time, or has said nothing for too long: its event loop stands still. */
+  killIfSilent(): void {
+    const { bootTimeout, workerTimeout, log, now } = this.#options
+    if (this.#state === 'booting' && now() - this.#bornAt > bootTimeout) {
+      this.#fatal = `not ready within ${bootTimeout / 1000}s (web.bootTimeout)`
+      log.error(`worker ${this.index} (pid ${this.pid}) failed to boot within ${bootTimeout / 1000}s`)
+      this.kill()
+    }
+    if (this.#state === 'ready' && (this.silentMs ?? 0) > workerTimeout) {
+      this.#fatal = `no check-in within ${workerTimeout / 1000}s (web.workerTimeout)`
+      log.error(`worker ${this.index} (pid ${this.pid}) failed to check in within ${workerTimeout / 1000}s`)
+      this.kill()
+    }
+  }
+
   kill(): void {
     if (this.#state !== 'exited') this.#worker.process.kill('SIGKILL')
   }
@@ -126,11 +153,14 @@ export class WorkerHandle {
         return
       case 'ready':
         if (this.#state !== 'booting') return
-        this.#cancelKill()
         this.#state = 'ready'
+        this.#checkIn = { at: this.#options.now(), stats: undefined }
         this.#booted = true
         this.#addresses = message.addresses
         this.#options.onReady(this)
+        return
+      case 'checkin':
+        this.#checkIn = { at: this.#options.now(), stats: message.stats }
         return
       case 'draining':
         if (this.#state !== 'draining') this.#drainFor(this.#options.drainTimeout)

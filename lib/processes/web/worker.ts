@@ -60,7 +60,13 @@ export async function runWorker(env: NodeJS.ProcessEnv): Promise<void> {
     host = new AppHost({ config, app: config.web.app ?? '', index, phase })
     log = host.log
     const addresses = await host.boot()
-    if (!ending) tell({ pgbus: 'web', t: 'ready', addresses })
+    if (ending) return
+    tell({ pgbus: 'web', t: 'ready', addresses })
+    const checkIn = () => {
+      if (host) tell({ pgbus: 'web', t: 'checkin', stats: host.stats() })
+    }
+    checkIn()
+    setInterval(checkIn, config.web.checkInterval).unref()
   } catch (error) {
     fail(error)
   }

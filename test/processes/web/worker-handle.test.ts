@@ -6,6 +6,7 @@ import { FakeWorker } from './fake-worker.ts'
 
 function setup(_t: Test, options: { bootTimeout?: number; drainTimeout?: number } = {}) {
   const worker = new FakeWorker()
+  const clock = { now: 1_000 }
   const exits: WorkerExit[] = []
   const ready: string[][] = []
   const lines: string[] = []
@@ -16,13 +17,15 @@ function setup(_t: Test, options: { bootTimeout?: number; drainTimeout?: number 
     phase: 0,
     worker,
     bootTimeout: 60_000,
+    workerTimeout: 60_000,
     drainTimeout: 60_000,
+    now: () => clock.now,
     ...options,
     log,
     onReady: ({ addresses }) => ready.push([...addresses]),
     onExit: (_handle, exit) => exits.push(exit),
   })
-  return { worker, handle, exits, ready, lines }
+  return { worker, handle, exits, ready, lines, clock }
 }
 
 t.test('given a booting worker', async t => {
@@ -53,12 +56,16 @@ t.test('given a booting worker', async t => {
   })
 
   t.test('when it is not ready in time, then it is killed and the reason names the key', async t => {
-    const { worker, exits, lines } = setup(t, { bootTimeout: 20 })
-    await waitFor(() => worker.killed.length > 0)
+    const { worker, handle, exits, lines, clock } = setup(t)
+    clock.now += 60_000
+    handle.killIfSilent()
+    t.same(worker.killed, [])
+    clock.now += 1
+    handle.killIfSilent()
     t.same(worker.killed, ['SIGKILL'])
     await waitFor(() => exits.length > 0)
-    t.match(exits, [{ booted: false, expected: false, reason: 'not ready within 0.02s (web.bootTimeout)' }])
-    t.same(lines, [`worker 2 (pid ${worker.process.pid}) failed to boot within 0.02s`])
+    t.match(exits, [{ booted: false, expected: false, reason: 'not ready within 60s (web.bootTimeout)' }])
+    t.same(lines, [`worker 2 (pid ${worker.process.pid}) failed to boot within 60s`])
   })
 
   t.test('when it says why it fails, then that is the reason', async t => {
@@ -79,6 +86,36 @@ t.test('given a booting worker', async t => {
 })
 
 t.test('given a ready worker', async t => {
+  t.test('when it checks in, then it lives; when it no longer does, then it is killed', async t => {
+    const { worker, handle, exits, lines, clock } = setup(t)
+    worker.says({ t: 'ready', addresses: [] })
+    t.equal(handle.stats, undefined)
+    for (let n = 0; n < 3; n += 1) {
+      clock.now += 60_000
+      handle.killIfSilent()
+      worker.says({ t: 'checkin', stats: { rss: n } })
+    }
+    t.same(worker.killed, [])
+    t.match(handle.stats, { rss: 2 })
+    clock.now += 60_001
+    t.equal(handle.silentMs, 60_001)
+    handle.killIfSilent()
+    t.same(worker.killed, ['SIGKILL'])
+    await waitFor(() => exits.length > 0)
+    t.match(exits, [{ booted: true, expected: false, reason: 'no check-in within 60s (web.workerTimeout)' }])
+    t.same(lines, [`worker 2 (pid ${worker.process.pid}) failed to check in within 60s`])
+  })
+
+  t.test('when it drains, then it has the time of its drain, whatever it says', async t => {
+    const { worker, handle, clock } = setup(t)
+    worker.says({ t: 'ready', addresses: [] })
+    handle.stop('SIGTERM', 60_000)
+    clock.now += 600_000
+    handle.killIfSilent()
+    t.same(worker.killed, [])
+    worker.exits(0)
+  })
+
   t.test('when it is stopped, then it is told once and its exit is expected', async t => {
     const { worker, handle, exits } = setup(t)
     worker.says({ t: 'ready', addresses: [] })
