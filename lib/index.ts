@@ -51,6 +51,7 @@ export type {
 export type { RunResult, RunUntilEmptyOptions } from './jobs/run-until-empty.ts'
 export type { StandardSchemaV1 } from './jobs/standard-schema.ts'
 export type { WorkerState, WorkerStats } from './jobs/worker.ts'
+export type { ConcurrencyOptions, LimitConflict } from './limits/concurrency.ts'
 export type { KeyScope } from './limits/keys.ts'
 export type { LockInfo, Locks } from './limits/locks.ts'
 export type { UniqueConflict, UniqueOptions } from './limits/unique.ts'

@@ -6,15 +6,19 @@ declare
   queue record;
   hot text;
 begin
-  foreach hot in array array['pgbus_processes', 'pgbus_uniqueness_keys', 'pgbus_processed_events'] loop
+  foreach hot in array array[
+    'pgbus_processes', 'pgbus_uniqueness_keys', 'pgbus_semaphores', 'pgbus_semaphore_slots', 'pgbus_processed_events'
+  ] loop
     perform pgbus_set_storage(hot::regclass, array[
       'autovacuum_vacuum_scale_factor=0.02', 'autovacuum_vacuum_cost_delay=2', 'autovacuum_analyze_scale_factor=0.05']);
   end loop;
   perform pgbus_set_storage('pgbus_stream_messages', array[
     'autovacuum_vacuum_scale_factor=0.01', 'autovacuum_vacuum_threshold=50', 'autovacuum_vacuum_cost_delay=2',
     'autovacuum_analyze_scale_factor=0.05']);
-  perform pgbus_set_storage('pgbus_stream_pending', array[
-    'autovacuum_vacuum_scale_factor=0.02', 'autovacuum_vacuum_threshold=50', 'autovacuum_vacuum_cost_delay=2']);
+  foreach hot in array array['pgbus_stream_pending', 'pgbus_pending_ends'] loop
+    perform pgbus_set_storage(hot::regclass, array[
+      'autovacuum_vacuum_scale_factor=0.02', 'autovacuum_vacuum_threshold=50', 'autovacuum_vacuum_cost_delay=2']);
+  end loop;
 
   for queue in
     select distinct lower(m.queue_name) as physical from pgmq.meta m

@@ -105,6 +105,23 @@ export class UnroutableEventError extends PgbusError {
   override readonly code = 'PGBUS_ERR_UNROUTABLE_EVENT'
 }
 
+/** As many jobs with this key as its limit allows have not ended yet. Nothing was stored. */
+export class ConcurrencyLimitExceededError extends PgbusError {
+  override readonly code = 'PGBUS_ERR_CONCURRENCY_LIMIT_EXCEEDED'
+  /** As stored. */
+  readonly key: string | null
+  readonly limit: number | null
+
+  constructor(
+    message: string,
+    { key, limit }: { key?: string | undefined; limit?: number | undefined } = {},
+  ) {
+    super(message)
+    this.key = key ?? null
+    this.limit = limit ?? null
+  }
+}
+
 /** A message names a job that this worker does not define. */
 export class UnknownJobError extends PgbusError {
   override readonly code = 'PGBUS_ERR_UNKNOWN_JOB'

@@ -82,7 +82,7 @@ export async function checkSchema(db: Pick<Database, 'query'>): Promise<string[]
   UNION ALL
   SELECT name FROM unnest(ARRAY['pgbus_create_queue(text,text,boolean,boolean)', 'pgbus_claim_many(text[],text[],integer,integer,integer,text,bigint[],text[])',
     'pgbus_stream_append(text,jsonb)', 'pgbus_enqueue(jsonb)',
-    'pgbus_finish(text,bigint[],integer[],text,text,text,text[])']) AS name
+    'pgbus_finish(text,bigint[],integer[],text,boolean,text,text,text[],boolean)']) AS name
    WHERE to_regprocedure(name) IS NULL) AS needed`)
   return rows[0]?.missing ?? []
 }

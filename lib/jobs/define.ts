@@ -4,6 +4,7 @@ import { type Duration, longestDelayMs, parseDuration } from '../core/duration.t
 import type { JsonValue } from '../core/json.ts'
 import type { Logger } from '../core/log.ts'
 import type { Queryable } from '../db/database.ts'
+import { type ConcurrencyOptions, type ConcurrencyRule, checkConcurrency } from '../limits/concurrency.ts'
 import { checkUnique, type UniqueOptions, type UniqueRule } from '../limits/unique.ts'
 import type { Pgbus } from '../pgbus.ts'
 import type { EnqueueOptions, EnqueueResult } from './enqueue.ts'
@@ -35,6 +36,8 @@ export interface JobOptions<A = never> {
   schema?: StandardSchemaV1 | undefined
   /** There is one job with the same key at a time, whoever enqueues it. Holds where this definition is loaded. */
   unique?: UniqueOptions<A> | undefined
+  /** So many jobs with one key at a time, whoever enqueues them. Holds where this definition is loaded. */
+  concurrency?: ConcurrencyOptions<A> | undefined
 }
 
 /** Options of `job.enqueue`. */
@@ -109,6 +112,7 @@ export interface JobDefinition {
   readonly archive: boolean
   readonly schema: StandardSchemaV1 | undefined
   readonly unique: UniqueRule | undefined
+  readonly concurrency: ConcurrencyRule | undefined
   readonly handler: (args: unknown, context: JobContext) => unknown
   /** File and position of the definition. */
   readonly place: string
@@ -132,6 +136,7 @@ const optionNames = new Set([
   'archive',
   'schema',
   'unique',
+  'concurrency',
 ])
 const retryNames = new Set(['base', 'max', 'jitter'])
 const maxNameLength = 255
@@ -236,6 +241,7 @@ function check(options: JobOptions<never>, handler: JobDefinition['handler'], pl
     archive,
     schema,
     unique: checkUnique(options.unique, refuse),
+    concurrency: checkConcurrency(options.concurrency, refuse),
     handler,
     place,
   })

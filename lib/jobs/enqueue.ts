@@ -8,6 +8,7 @@ import type { Logger } from '../core/log.ts'
 import { sleep } from '../core/sleep.ts'
 import { checkTx } from '../db/caller-client.ts'
 import { type Database, isConflict, type Queryable, type Statement, sqlState } from '../db/database.ts'
+import { type NeededSlot, neededSlot } from '../limits/concurrency.ts'
 import { enqueueTracked, type TrackedRow } from '../limits/statements.ts'
 import { type UniqueLock, uniqueLock } from '../limits/unique.ts'
 import { type PhysicalName, targetQueue, validateQueueName } from '../pgmq/names.ts'
@@ -40,14 +41,15 @@ export interface EnqueueOptions {
 
 /**
  * `enqueued`. Of unique jobs also `replaced`: the job that waited has the new arguments; `duplicate`: one with the same
- * key has not ended yet, and nothing was stored.
+ * key has not ended yet, and nothing was stored. Where a limit is reached: `blocked`, it waits until others have ended;
+ * `discarded`, nothing was stored.
  */
-export type EnqueueStatus = 'enqueued' | 'replaced' | 'duplicate'
+export type EnqueueStatus = 'enqueued' | 'replaced' | 'duplicate' | 'blocked' | 'discarded'
 
 export interface EnqueueResult {
   status: EnqueueStatus
   jobId: string
-  /** Null: nothing was stored. Void if the transaction given as `tx` rolls back. */
+  /** Null: it is in no queue. Void if the transaction given as `tx` rolls back. */
   msgId: number | null
   /** Logical name. */
   queue: string
@@ -69,7 +71,11 @@ export interface Prepared {
   readonly headers: string | null
   /** From now, or a point in time that the clock of the database has to translate. */
   readonly due: { readonly delayMs: number } | { readonly at: number }
+  /** Its place among those that wait for a slot. */
+  readonly rank: number
   readonly unique: UniqueLock | undefined
+  /** To be taken now. */
+  readonly slot: NeededSlot | undefined
 }
 
 const optionNames = new Set(['queue', 'priority', 'delay', 'runAt', 'group', 'headers', 'jobId', 'tx'])
@@ -100,8 +106,8 @@ export class Enqueuer {
   /**
    * Puts one job on its queue. Resolves when its statement committed; with `tx`, when it was written into the
    * caller's transaction, on which nothing but single statements is sent.
-   * @throws TypeError for wrong options, SerializationError, PayloadTooLargeError; JobNotUniqueError;
-   * QueueNotFoundError when `tx` was aborted by a queue dropped elsewhere; else the driver's error.
+   * @throws TypeError for wrong options, SerializationError, PayloadTooLargeError; JobNotUniqueError,
+   * ConcurrencyLimitExceededError; QueueNotFoundError when `tx` was aborted by a queue dropped elsewhere; else the driver's error.
    */
   async enqueue<A>(
     job: Pick<Job<A>, 'name'> | string,
@@ -111,8 +117,8 @@ export class Enqueuer {
     const name = jobName(job)
     checkOptions(`enqueue of "${name}"`, options, optionNames)
     const tx = checkTx(options.tx)
-    const prepared = await this.#prepare(name, args, options)
-    if (prepared.unique) return (await this.#storeAll([prepared], tx))[0]!
+    const prepared = await this.#prepare(name, args, options, tx)
+    if (isTracked(prepared)) return (await this.#storeAll([prepared], tx))[0]!
     await this.#queues.ensurePhysical(prepared.physical, 'job')
     const [item] = await this.#resolveDue([prepared], tx)
     const msgId = tx
@@ -139,13 +145,18 @@ export class Enqueuer {
       if ('tx' in item && item.tx !== undefined) {
         throw new TypeError('enqueueMany: give tx once, beside the list')
       }
-      prepared.push(await this.#prepare(name, item.args, item))
+      prepared.push(await this.#prepare(name, item.args, item, tx))
     }
     if (prepared.length === 0) return []
     return this.#storeAll(prepared, tx)
   }
 
-  async #prepare(name: string, args: unknown, options: EnqueueOptions): Promise<Prepared> {
+  async #prepare(
+    name: string,
+    args: unknown,
+    options: EnqueueOptions,
+    tx: Queryable | undefined,
+  ): Promise<Prepared> {
     const definition = findJob(name)
     const where = `enqueue of "${name}"`
     const queue = validateQueueName(
@@ -165,9 +176,19 @@ export class Enqueuer {
     const scheduledAt = 'at' in due ? due.at : due.delayMs > 0 ? now + due.delayMs : null
     if (definition?.schema) await applySchema(name, definition.schema, args)
     const unique = definition?.unique && uniqueLock(name, definition.unique, args)
+    const slot = definition?.concurrency && neededSlot(name, definition.concurrency, args)
+    // A job that is to run later holds no slot until then, and a transaction that stays open holds up nobody.
+    const isLater = tx !== undefined || (scheduledAt !== null && scheduledAt > now)
+    if (slot?.onConflict === 'raise' && isLater) {
+      throw new TypeError(
+        `${where}: its concurrency.onConflict "raise" cannot be decided ${tx ? 'inside a transaction' : 'for a job that is to run later'}`,
+      )
+    }
     const message = writeEnvelope({
       name,
       uniquenessKey: unique?.key,
+      concurrencyKey: slot?.key,
+      laterSlot: isLater ? slot : undefined,
       jobId,
       queue,
       priority,
@@ -179,6 +200,8 @@ export class Enqueuer {
     return {
       name,
       unique,
+      slot: isLater ? undefined : slot,
+      rank: priority ?? this.#config.priority.default,
       physical: targetQueue(this.#config, queue, priority),
       queue,
       jobId,
@@ -222,13 +245,8 @@ export class Enqueuer {
       const items = await this.#resolveDue(prepared, undefined)
       const [table] = tables
       // One statement is a transaction by itself.
-      if (prepared.every(job => job.unique)) return this.#storeTracked(prepared, items)
-      if (
-        tables.length === 1 &&
-        table &&
-        !prepared.some(job => job.unique) &&
-        sendChunks(items).length === 1
-      ) {
+      if (prepared.every(isTracked)) return this.#storeTracked(prepared, items)
+      if (tables.length === 1 && table && !prepared.some(isTracked) && sendChunks(items).length === 1) {
         const { rows } = await this.#db.query<MessageIdRow>(sendMany(table, items))
         return idsOf(rows, items.length).map((id, index) => resultOf(prepared[index]!, id))
       }
@@ -243,14 +261,14 @@ export class Enqueuer {
     items: readonly SendItem[],
   ): Promise<EnqueueResult[]> {
     const results = new Array<EnqueueResult>(items.length)
-    const tracked = [...prepared.keys()].filter(index => prepared[index]!.unique)
+    const tracked = [...prepared.keys()].filter(index => isTracked(prepared[index]!))
     if (tracked.length > 0) {
       const jobs = tracked.map(index => prepared[index]!)
       const statement = enqueueTracked(jobs.map((job, at) => ({ ...job, ...items[tracked[at]!]! })))
       const rows = await this.#run<TrackedRow>(tx, [...new Set(jobs.map(job => job.physical))], statement)
       for (const [at, result] of this.#readTracked(jobs, rows).entries()) results[tracked[at]!] = result
     }
-    const plain = [...prepared.keys()].filter(index => !prepared[index]!.unique)
+    const plain = [...prepared.keys()].filter(index => !isTracked(prepared[index]!))
     for (const [physical, indexes] of groupBy(plain, index => prepared[index]!.physical)) {
       let position = 0
       for (const chunk of sendChunks(indexes.map(index => items[index]!))) {
@@ -334,6 +352,11 @@ export class Enqueuer {
       'a job has large arguments; store large data elsewhere and enqueue a reference',
     )
   }
+}
+
+/** It takes more than a plain insert. */
+function isTracked({ unique, slot }: Prepared): boolean {
+  return unique !== undefined || slot !== undefined
 }
 
 function jobName(job: unknown): string {

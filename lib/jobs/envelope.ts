@@ -24,6 +24,10 @@ export interface NewJob {
   scheduledAt: Date | null
   /** Key of the lock that it holds until it has ended. */
   uniquenessKey?: string | undefined
+  /** Key of the limit that it counts in. */
+  concurrencyKey?: string | undefined
+  /** It takes its slot when it is claimed: of so many, and what to do when there is none. */
+  laterSlot?: { max: number; onConflict: string } | undefined
 }
 
 /**
@@ -47,6 +51,10 @@ export function writeEnvelope(job: NewJob): string {
     ...(job.uniquenessKey !== undefined && {
       pgbus_uniqueness_key: job.uniquenessKey,
       pgbus_uniqueness_strategy: 'until_executed',
+    }),
+    ...(job.concurrencyKey !== undefined && { pgbus_concurrency_key: job.concurrencyKey }),
+    ...(job.laterSlot && {
+      pgbus_limit: { max: job.laterSlot.max, on_conflict: job.laterSlot.onConflict },
     }),
   })
 }

@@ -86,6 +86,7 @@ export class Executor {
       case 'threw':
         return this.#threw(end, settled.thrown)
       case 'ended':
+        if (settled.end === 'parked') return 'released'
         // Whether its transaction committed is the business of the handler.
         return settled.end === 'recorded' ? 'succeeded' : this.#ended(end, settled.end)
     }
@@ -125,7 +126,7 @@ export class Executor {
     const result = await settled.promise
     stopTimer()
     stopGrace()
-    if (result.kind === 'ended' && result.end === 'recorded') return result
+    if (result.kind === 'ended' && typeof result.end === 'string') return result
     // Its message is archived: whatever became of the handler, there is nothing to write.
     if (lease.cancelled) return { kind: 'cancelled' }
     const reason: unknown = lease.signal.reason
@@ -133,7 +134,7 @@ export class Executor {
     return reason instanceof JobTimeoutError ? { kind: 'timedOut', error: reason } : result
   }
 
-  async #ended(end: End, { outcome, written }: Exclude<TaskEnd, 'recorded'>): Promise<Ending> {
+  async #ended(end: End, { outcome, written }: Exclude<TaskEnd, string>): Promise<Ending> {
     const ending = await this.#write(end, outcome, outcome.kind === 'release' ? 'released' : 'succeeded')
     if (ending === 'succeeded') {
       written?.()
@@ -168,7 +169,9 @@ export class Executor {
   }
 
   async #discard(end: End, reason: string): Promise<Ending> {
-    const ending = await this.#write(end, end.task.done, 'discarded')
+    const { done } = end.task
+    const discarded = done.kind === 'archive' || done.kind === 'delete' ? { ...done, discarded: true } : done
+    const ending = await this.#write(end, discarded, 'discarded')
     if (ending === 'discarded') {
       this.#options.log.info({ ...fieldsOf(end), reason, ms: elapsed(end) }, `${end.task.noun} discarded`)
     }

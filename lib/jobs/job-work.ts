@@ -3,17 +3,19 @@ import { runningHandler } from '../core/context.ts'
 import { parseDelay } from '../core/duration.ts'
 import { UnknownJobError } from '../core/errors.ts'
 import type { Logger } from '../core/log.ts'
-import { toError } from '../core/report.ts'
-import { finishTracked, isTracked } from '../limits/statements.ts'
+import { type Report, toError } from '../core/report.ts'
+import { type Admission, admit, finishTracked, isTracked, needsAdmission } from '../limits/statements.ts'
 import type { Pgbus } from '../pgbus.ts'
 import { handlerQueues } from '../pgmq/handler-queues.ts'
-import { logicalOf, workerTables } from '../pgmq/names.ts'
+import { failedName, logicalOf, workerTables } from '../pgmq/names.ts'
 import type { Queues } from '../pgmq/queues.ts'
 import { archiveMany, deleteMany } from '../pgmq/statements.ts'
 import type { Delivery } from './claim.ts'
 import { Completion, type EndStatement } from './completion.ts'
+import { DiscardJob } from './control.ts'
 import { findJob, type JobContext, type JobDefinition } from './define.ts'
 import { decodeArguments, type JobEnvelope, readEnvelope, readHeaders } from './envelope.ts'
+import type { Lease } from './lease.ts'
 import { applySchema } from './standard-schema.ts'
 import type { Attempt, Task, TaskEnd, Work } from './work.ts'
 
@@ -21,8 +23,12 @@ export interface JobWorkOptions {
   config: ResolvedConfig
   queues: Queues
   log: Logger
+  report: Report
   pgbus: Pgbus
 }
+
+/** Until a message is looked at again whose slot could not be asked for. */
+const admissionRetryMs = 1_000
 
 /** What a worker does with jobs: each message names a definition, which has the function to run. */
 export class JobWork implements Work {
@@ -71,12 +77,16 @@ export class JobWork implements Work {
   /** Rejects when the arguments cannot be read. */
   async #run(attempt: Attempt, envelope: JobEnvelope, definition: JobDefinition): Promise<TaskEnd> {
     const { config, pgbus } = this.#options
+    if (needsAdmission(attempt.lease.delivery.message)) {
+      const refused = await this.#admit(attempt.lease, definition)
+      if (refused) return refused
+    }
     const args = decodeArguments(envelope)
     const { archive } = definition
     const plain = archive ? archiveMany : deleteMany
     const statement: EndStatement = (physical, tokens, failed) =>
       isTracked(attempt.lease.delivery.message)
-        ? finishTracked(physical, archive ? 'archive' : 'delete', tokens, failed)
+        ? finishTracked(physical, { kind: archive ? 'archive' : 'delete', atCommit: true }, tokens, failed)
         : plain(physical, tokens, failed)
     const completion = new Completion({ lease: attempt.lease, statement, config })
     const context = this.#context(attempt, envelope, completion)
@@ -85,6 +95,37 @@ export class JobWork implements Work {
       await definition.handler(checked, context)
     })
     return completion.used ? 'recorded' : { outcome: { kind: archive ? 'archive' : 'delete' } }
+  }
+
+  /** Takes the slot that the job needs. What it ends with instead, if there is none. */
+  async #admit(lease: Lease, { name, concurrency }: JobDefinition): Promise<TaskEnd | undefined> {
+    const { config, pgbus, log, report } = this.#options
+    const { physical, msgId } = lease.delivery
+    let answer: Admission | undefined
+    // Its row may be gone because it waits elsewhere.
+    lease.writing = true
+    try {
+      const failed = failedName(config, physical)
+      const statement = admit(physical, lease.delivery, concurrency, config.priority.default, failed)
+      const { rows } = await pgbus.db.query<{ answer: Admission }>(statement)
+      answer = rows[0]?.answer
+    } catch (error) {
+      report(error, { action: 'admit_job', job: name, queue: physical, msg_id: msgId })
+      return { outcome: { kind: 'release', delayMs: admissionRetryMs } }
+    }
+    switch (answer) {
+      case 'run':
+        lease.writing = false
+        return undefined
+      case 'parked':
+        log.debug({ job: name, queue: physical, msg_id: msgId }, 'job waits for others with its key to end')
+        return 'parked'
+      case 'discard':
+        throw new DiscardJob('as many jobs with its key as are allowed have not ended yet')
+      default:
+        // Changes nothing and says so.
+        return { outcome: { kind: 'release' } }
+    }
   }
 
   #context(

@@ -183,7 +183,8 @@ export class Jobs {
     const tables = await this.#tables(queue, options)
     const candidates = tables.length === 1 ? tables : await this.#tablesWith(queue, msgId, tables)
     for (const physical of candidates) {
-      const { text, values } = cancelOne(physical, msgId, reason, failedName(this.#config, physical))
+      const failed = failedName(this.#config, physical)
+      const { text, values } = cancelOne(physical, msgId, reason, failed, tx !== this.#db)
       const { rows } = await tx.query(text, values)
       const row = rows[0] as CancelRow | undefined
       if (row) return { status: 'cancelled', wasRunning: row.hidden && row.read_ct > 0 && !row.failed }

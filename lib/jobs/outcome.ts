@@ -34,9 +34,9 @@ import type { Lease } from './lease.ts'
 /** How an attempt ended, as it is written. */
 export type Outcome =
   /** Done, or discarded. */
-  | { kind: 'archive' }
+  | { kind: 'archive'; discarded?: boolean | undefined }
   /** The same for a job that keeps no archive. */
-  | { kind: 'delete' }
+  | { kind: 'delete'; discarded?: boolean | undefined }
   /** Failed, to run again. */
   | { kind: 'retry'; delayMs: number; record: ErrorRecord }
   /** Hopeless. */
@@ -149,10 +149,10 @@ export class Outcomes {
     switch (outcome.kind) {
       case 'archive':
       case 'delete': {
-        const { kind } = outcome
+        const { kind, discarded = false } = outcome
         const plain = kind === 'archive' ? archiveMany : deleteMany
-        return this.#group<Token>(tracked ? `${kind} tracked` : kind, physical, items =>
-          tracked ? finishTracked(physical, kind, items, failed) : plain(physical, items, failed),
+        return this.#group<Token>(tracked ? `${kind} tracked ${discarded}` : kind, physical, items =>
+          tracked ? finishTracked(physical, outcome, items, failed) : plain(physical, items, failed),
         ).add(token)
       }
       case 'retry':

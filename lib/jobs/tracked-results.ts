@@ -1,5 +1,5 @@
 import type { ResolvedConfig } from '../config/options.ts'
-import { EnqueueError, JobNotUniqueError } from '../core/errors.ts'
+import { ConcurrencyLimitExceededError, EnqueueError, JobNotUniqueError } from '../core/errors.ts'
 import type { Logger } from '../core/log.ts'
 import type { TrackedRow } from '../limits/statements.ts'
 import { logicalOf } from '../pgmq/names.ts'
@@ -7,7 +7,7 @@ import type { EnqueueResult, Prepared } from './enqueue.ts'
 
 /**
  * What became of jobs that were not simply stored.
- * @throws JobNotUniqueError for the one that was refused; then nothing of the call is stored.
+ * @throws JobNotUniqueError, ConcurrencyLimitExceededError for the one that was refused; then nothing of the call is stored.
  */
 export function trackedResults(options: {
   prepared: readonly Prepared[]
@@ -20,6 +20,13 @@ export function trackedResults(options: {
   const refused = first && prepared[Number(first.ord) - 1]
   if (refused && (first.status === 'taken' || first.status === 'undecided'))
     throw notUnique(refused, first, config)
+  if (refused && first.status === 'limited') {
+    const { key, max } = refused.slot!
+    throw new ConcurrencyLimitExceededError(
+      `job "${refused.name}" was not enqueued: ${max} with its key ${JSON.stringify(key)} have not ended yet`,
+      { key, limit: max },
+    )
+  }
   if (rows.length !== prepared.length)
     throw new EnqueueError(`the database decided about ${rows.length} jobs instead of ${prepared.length}`)
   return prepared.map((job, index) => {
@@ -30,8 +37,19 @@ export function trackedResults(options: {
       log[job.unique?.onConflict === 'log' ? 'warn' : 'info']({ job: job.name, key: job.unique?.key }, line)
       return { status, jobId, msgId: null, queue }
     }
+    if (status === 'discarded') {
+      const line = `job "${job.name}" was not enqueued: ${job.slot?.max} with its key have not ended yet`
+      log.info({ job: job.name, key: job.slot?.key }, line)
+      return { status, jobId, msgId: null, queue }
+    }
     // A caller's client may parse bigint as text.
-    return { status: status === 'replaced' ? status : 'enqueued', jobId, msgId: Number(msg_id), queue }
+    const msgId = msg_id === null ? null : Number(msg_id)
+    return {
+      status: status === 'replaced' || status === 'blocked' ? status : 'enqueued',
+      jobId,
+      msgId,
+      queue,
+    }
   })
 }
 

@@ -60,6 +60,8 @@ export interface Attempt {
 export type TaskEnd =
   /** The end is in a transaction of the handler: there is nothing to write. */
   | 'recorded'
+  /** It has left its queue for a while, unrun. */
+  | 'parked'
   | {
       readonly outcome: Outcome
       /** Called once the outcome is in the database. */

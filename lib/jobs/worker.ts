@@ -144,7 +144,7 @@ export class Worker {
   constructor(options: WorkerOptions) {
     const { db, connector, breaker, queues, config, log, report, pgbus, entry } = options
     this.#options = options
-    this.#work = options.work ?? new JobWork({ config, queues, log, pgbus })
+    this.#work = options.work ?? new JobWork({ config, queues, log, report, pgbus })
     this.onFirstPass = this.#firstPass.promise
     this.#slots = Math.min(entry.concurrency, entry.prefetchLimit ?? Number.POSITIVE_INFINITY)
     this.#held = new HeldTokens({ onHeld: options.onHeld, report })

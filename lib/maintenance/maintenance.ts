@@ -7,6 +7,7 @@ import { oldArchives } from './archives.ts'
 import { overduePauses } from './breakers.ts'
 import { Dispatcher, type DispatcherOptions } from './dispatcher.ts'
 import { oldFailures } from './failed-events.ts'
+import { limits } from './limits.ts'
 import { oldProcessedEvents } from './processed-events.ts'
 import { deadProcesses } from './processes.ts'
 import { oldExecutions } from './recurring-executions.ts'
@@ -35,6 +36,7 @@ export function maintenanceTasks(config: ResolvedConfig): MaintenanceTask[] {
     deadProcesses,
     overduePauses,
     orphanedLocks,
+    limits,
     archiveRetention === null ? null : oldArchives(archiveRetention),
     archiveRetention === null ? null : oldFailures(archiveRetention),
     oldStreamMessages(streams.retention),

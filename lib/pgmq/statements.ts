@@ -265,6 +265,8 @@ export function cancelOne(
   msgId: number,
   reason: string | null,
   failedName: string,
+  /** In a transaction of somebody else: what others wait for is changed when that commits. */
+  atCommit: boolean,
 ): Statement {
   return {
     text: `WITH gone AS (
@@ -281,13 +283,13 @@ export function cancelOne(
   RETURNING f.retry_count
 )
 SELECT g.read_ct, g.vt > clock_timestamp() AS hidden,
-       CASE WHEN pgbus_is_tracked(g.message) THEN pgbus_after_end($4::text, ARRAY[g.msg_id], ARRAY[g.message])::text END AS followed,
+       CASE WHEN pgbus_is_tracked(g.message) THEN pgbus_after_end($4::text, ARRAY[g.msg_id], ARRAY[g.message], true, $5::boolean)::text END AS followed,
        coalesce((SELECT retry_count = g.read_ct - 1 FROM cleared), false) AS failed,
        CASE WHEN g.read_ct > 0 THEN
          pg_notify('${cancelChannel}', json_build_object('physical', $4::text, 'msgId', g.msg_id, 'reason', $2::text)::text)
        END AS told
   FROM gone g`,
-    values: [msgId, reason, failedName, physical],
+    values: [msgId, reason, failedName, physical, atCommit],
   }
 }
 

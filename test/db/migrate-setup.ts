@@ -14,6 +14,7 @@ export const allFiles = [
   '005_recurring.sql',
   '006_events.sql',
   '007_uniqueness.sql',
+  '008_concurrency.sql',
   '009_streams.sql',
   '010_presence.sql',
   'R__events.sql',

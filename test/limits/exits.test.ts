@@ -13,18 +13,32 @@ import { waitFor } from '../support/wait-for.ts'
 type Behave = (ctx: JobContext) => unknown
 
 const unique = { key: (n: number) => String(n) }
+const concurrency = { ...unique, limit: 1 }
 let behave: Behave = () => undefined
-const job = defineJob<number>({ name: 'holder', unique, retry: () => '1h' }, (_, ctx) => behave(ctx))
-const deleted = defineJob<number>({ name: 'holder_deleted', unique, archive: false }, () => undefined)
-const buried = defineJob<number>({ name: 'holder_buried', unique, maxAttempts: 1 }, () => {
+const job = defineJob<number>({ name: 'holder', unique, concurrency, retry: () => '1h' }, (_, ctx) =>
+  behave(ctx),
+)
+const deleted = defineJob<number>(
+  { name: 'holder_deleted', unique, concurrency, archive: false },
+  () => undefined,
+)
+const buried = defineJob<number>({ name: 'holder_buried', unique, concurrency, maxAttempts: 1 }, () => {
   throw new RangeError('no')
 })
 defineJob({ name: 'plain_one' }, () => undefined)
 
+/** Locks and slots; a slot must be counted. */
 const held = async (bench: Bench) =>
-  (await bench.db.query<{ lock_key: string }>('SELECT lock_key FROM pgbus_uniqueness_keys ORDER BY 1')).map(
-    row => row.lock_key,
-  )
+  (
+    await bench.db.query<{ name: string }>(
+      `SELECT lock_key AS name FROM pgbus_uniqueness_keys
+UNION ALL SELECT 'slot ' || coalesce(t.key, s.key || ' ' || s.value)
+  FROM pgbus_semaphores s FULL JOIN pgbus_semaphore_slots t ON t.key = s.key AND s.value = 1 ORDER BY 1`,
+    )
+  ).map(row => row.name)
+
+/** What is held by jobs with these keys. */
+const by = (...keys: string[]) => [...keys, ...keys.map(key => `slot ${key}`)]
 
 t.test('given unique jobs that a worker ends', async t => {
   const bench = await setup(t, { circuitBreaker: { enabled: false } })
@@ -74,7 +88,7 @@ t.test('given unique jobs that a worker ends', async t => {
       }
       const { msgId } = await job.enqueue(3, { pgbus })
       await waitFor(async () => (await bench.failures()).length === 1)
-      t.same(await held(bench), ['holder:3'])
+      t.same(await held(bench), by('holder:3'))
       behave = () => undefined
       await bench.db.query('UPDATE pgmq.q_pgbus_default SET vt = clock_timestamp() WHERE msg_id = $1', [
         msgId,
@@ -97,7 +111,7 @@ t.test('given unique jobs that a worker ends', async t => {
     await drained(bench)
     db.query = query
     t.ok(texts.some(text => text.includes('DELETE FROM pgmq."q_pgbus_default"')))
-    t.notOk(texts.some(text => /pgbus_(finish|enqueue|after_end|uniqueness)/.test(text)))
+    t.notOk(texts.some(text => /pgbus_(finish|enqueue|after_end|admit|uniqueness|semaphore)/.test(text)))
   })
 })
 
@@ -110,7 +124,7 @@ t.test('given a unique job whose handler ends it within its own transaction', as
 
   for (const [end, left] of [
     ['COMMIT', []],
-    ['ROLLBACK', ['holder:1']],
+    ['ROLLBACK', by('holder:1')],
   ] as const) {
     t.test(`when it says ${end}, then the lock ${left.length > 0 ? 'stays' : 'is free'}`, async t => {
       behave = async ctx => {
@@ -139,7 +153,7 @@ t.test('given unique jobs that others take out of their queue', async t => {
     await tx.query('BEGIN')
     await pgbus.cancel('default', msgId!, { tx })
     await tx.query('ROLLBACK')
-    t.same(await held(bench), ['holder:1'])
+    t.same(await held(bench), by('holder:1'))
     t.match(await pgbus.cancel('default', msgId!), { status: 'cancelled' })
     t.same(await held(bench), [])
   })
@@ -151,7 +165,7 @@ t.test('given unique jobs that others take out of their queue', async t => {
       await job.enqueue(3, { pgbus, queue: 'other' })
       await pgbus.enqueue('plain_one', null)
       await pgbus.queues[way]('default')
-      t.same(await held(bench), ['holder:3'], way)
+      t.same(await held(bench), by('holder:3'), way)
       await pgbus.queues.purge('other')
     }
   })
@@ -162,7 +176,7 @@ t.test('given unique jobs that others take out of their queue', async t => {
     t.equal(await pgbus.locks.discard('holder:1'), false)
     await job.enqueue(1, { pgbus })
     await pgbus.cancel('default', first.msgId!)
-    t.same(await held(bench), ['holder:1'])
+    t.same(await held(bench), by('holder:1'), 'the slot went to the second')
     await pgbus.queues.purge('default')
   })
 
@@ -182,7 +196,7 @@ t.test('given a unique job that takes its process down again', async t => {
     await job.enqueue(1, { pgbus })
     const salvage = new Salvage({ pgbus, log: pgbus.log })
     const exit = { code: null, signal: 'SIGKILL' as const, expected: false, reason: 'killed' }
-    for (const left of [['holder:1'], []]) {
+    for (const left of [by('holder:1'), []]) {
       const { physical, msgId, readCount } = await claimOne(pgbus, 60_000)
       const running = new Map([[physical, [{ msgId, readCount }]]])
       salvage.giveBack({ slot: 'worker', pid: -1, held: { waiting: new Map(), running } }, exit as never, [])

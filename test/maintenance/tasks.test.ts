@@ -96,7 +96,7 @@ t.test('given archives', async t => {
     })
     t.strictSame(
       maintenanceTasks(own.pgbus.config).map(task => task.name),
-      ['dead_processes', 'overdue_pauses', 'uniqueness_locks', 'tables'],
+      ['dead_processes', 'overdue_pauses', 'uniqueness_locks', 'concurrency_limits', 'tables'],
     )
   })
 })
