@@ -9,6 +9,7 @@ import { eventCommands } from './commands/events.ts'
 import { jobCommands } from './commands/jobs.ts'
 import { lockCommands } from './commands/locks.ts'
 import { migrate } from './commands/migrate.ts'
+import { outboxCommands } from './commands/outbox.ts'
 import { queueCommands } from './commands/queues.ts'
 import { recurringCommands } from './commands/recurring.ts'
 import { start } from './commands/start.ts'
@@ -37,6 +38,7 @@ const commands: readonly CommandDefinition[] = [
   ...lockCommands,
   ...deadLetterCommands,
   ...eventCommands,
+  ...outboxCommands,
   ...recurringCommands,
   config,
   demo,
@@ -47,6 +49,7 @@ const groups: Record<string, string> = {
   jobs: 'look at jobs and cancel them',
   locks: 'look at locks of unique jobs and discard them',
   events: 'look at the routes of events, remove old ones',
+  outbox: 'look at what waits to be published, publish, retry or discard it',
   recurring: 'look at recurring tasks, run, enable and disable them',
   dlq: 'look at dead letters, retry or discard them',
 }

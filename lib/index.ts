@@ -55,6 +55,14 @@ export type { ConcurrencyOptions, LimitConflict } from './limits/concurrency.ts'
 export type { KeyScope } from './limits/keys.ts'
 export type { LockInfo, Locks } from './limits/locks.ts'
 export type { UniqueConflict, UniqueOptions } from './limits/unique.ts'
+export type { Entries, OutboxEntry, OutboxPage, OutboxStats } from './outbox/entries.ts'
+export type {
+  FlushResult,
+  Outbox,
+  OutboxEventOptions,
+  OutboxMessageOptions,
+  OutboxOptions,
+} from './outbox/outbox.ts'
 export { createPgbus, loadPgbus, type Pgbus, type Schema } from './pgbus.ts'
 export type { QueueInfo, QueueMetrics, Queues } from './pgmq/queues.ts'
 export {

@@ -18,7 +18,13 @@ import { definedHandlers } from './events/define.ts'
 import { EventWork } from './events/event-work.ts'
 import { Events } from './events/events.ts'
 import { Idempotency } from './events/idempotency.ts'
-import { type EventItem, Publisher, type PublishOptions, type PublishResult } from './events/publish.ts'
+import {
+  type EventItem,
+  Publisher,
+  type PublishOptions,
+  type PublishResult,
+  prepareEvent,
+} from './events/publish.ts'
 import { Health, type HealthOptions } from './health/health.ts'
 import { HealthProbe } from './health/probe.ts'
 import type { HealthVerdict } from './health/verdict.ts'
@@ -31,6 +37,7 @@ import { NotifyHub } from './jobs/notify-hub.ts'
 import { type RunResult, type RunUntilEmptyOptions, runUntilEmpty } from './jobs/run-until-empty.ts'
 import { Worker, type WorkerOptions } from './jobs/worker.ts'
 import { Locks } from './limits/locks.ts'
+import { Outbox } from './outbox/outbox.ts'
 import { Queues } from './pgmq/queues.ts'
 import { Recurring } from './recurring/recurring.ts'
 import { broadcastJobName } from './streams/broadcast-job.ts'
@@ -79,6 +86,7 @@ export class Pgbus {
   #queues: Queues | undefined
   #enqueuer: Enqueuer | undefined
   #publisher: Publisher | undefined
+  #outbox: Outbox | undefined
   #streams: Streams | undefined
   #hub: NotifyHub | undefined
   #health: Health | undefined
@@ -159,6 +167,18 @@ export class Pgbus {
       config: this.config,
       log: this.log.child({ component: 'events' }),
     })
+  }
+
+  /** Messages on their way to queues and the event bus; a host with `outbox.enabled` publishes them. */
+  get outbox(): Outbox {
+    this.#outbox ??= new Outbox({
+      db: this.db,
+      config: this.config,
+      log: this.log.child({ component: 'outbox' }),
+      prepareJob: (job, args, options) => this.#enqueuing.prepare(job, args, options),
+      prepareEvent: (routingKey, payload, options) => prepareEvent('outbox', routingKey, payload, options),
+    })
+    return this.#outbox
   }
 
   /** Recurring tasks: make, change, list, enable, run now. A host with the role `scheduler` enqueues them. */

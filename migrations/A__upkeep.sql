@@ -7,7 +7,8 @@ declare
   hot text;
 begin
   foreach hot in array array[
-    'pgbus_processes', 'pgbus_uniqueness_keys', 'pgbus_semaphores', 'pgbus_semaphore_slots', 'pgbus_processed_events'
+    'pgbus_processes', 'pgbus_uniqueness_keys', 'pgbus_semaphores', 'pgbus_semaphore_slots', 'pgbus_processed_events',
+    'pgbus_outbox_entries'
   ] loop
     perform pgbus_set_storage(hot::regclass, array[
       'autovacuum_vacuum_scale_factor=0.02', 'autovacuum_vacuum_cost_delay=2', 'autovacuum_analyze_scale_factor=0.05']);

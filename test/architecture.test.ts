@@ -17,9 +17,11 @@ const rooms: Record<string, readonly string[]> = {
   'lib/jobs': ['lib/core', 'lib/config', 'lib/db', 'lib/pgmq', 'lib/limits'],
   'lib/streams': ['lib/core', 'lib/config', 'lib/db', 'lib/pgmq', 'lib/jobs'],
   'lib/events': ['lib/limits', 'lib/core', 'lib/config', 'lib/db', 'lib/pgmq', 'lib/jobs'],
+  'lib/outbox': ['lib/limits', 'lib/core', 'lib/config', 'lib/db', 'lib/pgmq', 'lib/jobs'],
   'lib/recurring': ['lib/core', 'lib/config', 'lib/db', 'lib/pgmq', 'lib/jobs'],
   'lib/health': ['lib/core', 'lib/config', 'lib/db', 'lib/pgmq'],
   'lib/maintenance': [
+    'lib/outbox',
     'lib/limits',
     'lib/recurring',
     'lib/core',
@@ -30,6 +32,7 @@ const rooms: Record<string, readonly string[]> = {
     'lib/streams',
   ],
   'lib/pgbus': [
+    'lib/outbox',
     'lib/events',
     'lib/limits',
     'lib/recurring',
@@ -62,6 +65,7 @@ const rooms: Record<string, readonly string[]> = {
     'lib/pgmq',
     'lib/jobs',
     'lib/events',
+    'lib/outbox',
     'lib/streams',
     'lib/pgbus',
     'lib/processes/supervisor',

@@ -68,6 +68,8 @@ export function crossCheck(
     warn('pool.size', `is automatic; the workers of one host may open ${total} connections`)
   if (production && streams.enabled && streams.secret.length === 0)
     warn('streams.secret', 'is not set; streams cannot be served')
+  if (config.roles?.includes('outbox') && !config.outbox.enabled)
+    warn('roles', 'includes outbox, but outbox.enabled is false; nothing is published')
   if (log.logger !== null && isSet('log.format'))
     warn('log.format', 'is ignored, because log.logger is given')
 }

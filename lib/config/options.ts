@@ -113,6 +113,12 @@ export interface ResolvedConfig {
   readonly workers: readonly ResolvedWorkerEntry[]
   readonly consumers: readonly ResolvedConsumerEntry[]
   readonly idempotencyTtl: number | null
+  readonly outbox: {
+    readonly enabled: boolean
+    readonly pollInterval: number
+    readonly batchSize: number
+    readonly retention: number | null
+  }
   readonly imports: readonly string[]
   readonly pollingInterval: number
   readonly prefetchLimit: number | null
@@ -239,6 +245,8 @@ type DurationKey =
   | 'executionRetention'
   | 'cacheTtl'
   | 'idempotencyTtl'
+  | 'pollInterval'
+  | 'retention'
 
 /** Keys that hold an object of somebody else: taken as a whole. */
 type OpaqueKey = 'ssl' | 'variables' | 'password' | 'logger' | 'cors' | 'member'

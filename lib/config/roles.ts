@@ -1,7 +1,7 @@
 import { type Checked, custom, type Rule } from './rules.ts'
 
 /** What a job host can do; each is one or more child processes. */
-export const roles = ['workers', 'consumers', 'dispatcher', 'scheduler'] as const
+export const roles = ['workers', 'consumers', 'dispatcher', 'scheduler', 'outbox'] as const
 
 export type Role = (typeof roles)[number]
 

@@ -315,7 +315,7 @@ const sections: [title: string, rows: Row[]][] = [
         roleList,
         null,
         true,
-        'What `pgbus start` runs: `workers`, `consumers`, `dispatcher`, which deletes what is old, and `scheduler`, which enqueues recurring tasks; null: everything, the scheduler only with `recurring.tasks`.',
+        'What `pgbus start` runs: `workers`, `consumers`, `dispatcher`, which deletes what is old, `scheduler`, which enqueues recurring tasks, and `outbox`, which publishes what the outbox holds; null: everything, the scheduler only with `recurring.tasks`, the outbox only with `outbox.enabled`.',
       ],
       [
         'imports',
@@ -686,6 +686,33 @@ const sections: [title: string, rows: Row[]][] = [
         '7d',
         true,
         'Age at which it is forgotten which idempotent handler has handled which event; null: never. An event that is delivered after that is handled again.',
+      ],
+    ],
+  ],
+  [
+    'Outbox',
+    [
+      [
+        'outbox.enabled',
+        boolean,
+        false,
+        true,
+        'Publish what the outbox holds: a poller in the maintenance process of `pgbus start`, with the role `outbox`.',
+      ],
+      [
+        'outbox.pollInterval',
+        duration({ timer: true }),
+        '1s',
+        true,
+        'Pause of the poller while notifications do not arrive.',
+      ],
+      ['outbox.batchSize', positiveInteger, 100, true, 'Entries that are published in one transaction.'],
+      [
+        'outbox.retention',
+        duration({ nullable: true, seconds: true }),
+        '1d',
+        true,
+        'Age at which published entries are deleted; null: never.',
       ],
     ],
   ],

@@ -72,6 +72,11 @@ export class EnqueueError extends PgbusError {
   override readonly code = 'PGBUS_ERR_ENQUEUE'
 }
 
+/** Reported, not thrown: an entry of the outbox could not be sent, and is tried again later. */
+export class OutboxPublishError extends PgbusError {
+  override readonly code = 'PGBUS_ERR_OUTBOX_PUBLISH'
+}
+
 /** A job with the same key has not ended yet. Nothing was stored. */
 export class JobNotUniqueError extends PgbusError {
   override readonly code = 'PGBUS_ERR_JOB_NOT_UNIQUE'

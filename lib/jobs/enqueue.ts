@@ -117,7 +117,7 @@ export class Enqueuer {
     const name = jobName(job)
     checkOptions(`enqueue of "${name}"`, options, optionNames)
     const tx = checkTx(options.tx)
-    const prepared = await this.#prepare(name, args, options, tx)
+    const prepared = await this.#prepare(name, args, options, tx && 'inside a transaction')
     if (isTracked(prepared)) return (await this.#storeAll([prepared], tx))[0]!
     await this.#queues.ensurePhysical(prepared.physical, 'job')
     const [item] = await this.#resolveDue([prepared], tx)
@@ -145,17 +145,29 @@ export class Enqueuer {
       if ('tx' in item && item.tx !== undefined) {
         throw new TypeError('enqueueMany: give tx once, beside the list')
       }
-      prepared.push(await this.#prepare(name, item.args, item, tx))
+      prepared.push(await this.#prepare(name, item.args, item, tx && 'inside a transaction'))
     }
     if (prepared.length === 0) return []
     return this.#storeAll(prepared, tx)
   }
 
+  /**
+   * Checks and serialises one job that somebody else stores, at another time. Throws as {@link enqueue} does before any
+   * SQL.
+   * @internal
+   */
+  async prepare<A>(job: Pick<Job<A>, 'name'> | string, args: A, options: EnqueueOptions): Promise<Prepared> {
+    const name = jobName(job)
+    checkOptions(`enqueue of "${name}"`, options, optionNames)
+    return this.#prepare(name, args, options, 'through the outbox')
+  }
+
+  /** `elsewhere`: what is to be decided about it cannot be decided here and now. */
   async #prepare(
     name: string,
     args: unknown,
     options: EnqueueOptions,
-    tx: Queryable | undefined,
+    elsewhere: 'inside a transaction' | 'through the outbox' | undefined,
   ): Promise<Prepared> {
     const definition = findJob(name)
     const where = `enqueue of "${name}"`
@@ -178,10 +190,10 @@ export class Enqueuer {
     const unique = definition?.unique && uniqueLock(name, definition.unique, args)
     const slot = definition?.concurrency && neededSlot(name, definition.concurrency, args)
     // A job that is to run later holds no slot until then, and a transaction that stays open holds up nobody.
-    const isLater = tx !== undefined || (scheduledAt !== null && scheduledAt > now)
+    const isLater = elsewhere !== undefined || (scheduledAt !== null && scheduledAt > now)
     if (slot?.onConflict === 'raise' && isLater) {
       throw new TypeError(
-        `${where}: its concurrency.onConflict "raise" cannot be decided ${tx ? 'inside a transaction' : 'for a job that is to run later'}`,
+        `${where}: its concurrency.onConflict "raise" cannot be decided ${elsewhere ?? 'for a job that is to run later'}`,
       )
     }
     const message = writeEnvelope({
@@ -379,7 +391,8 @@ export function checkOptions(where: string, options: unknown, names: ReadonlySet
   }
 }
 
-function checkDue(where: string, options: EnqueueOptions): Prepared['due'] {
+/** When a message is due. @throws TypeError, RangeError @internal */
+export function checkDue(where: string, options: Pick<EnqueueOptions, 'delay' | 'runAt'>): Prepared['due'] {
   const { delay, runAt } = options
   if (delay !== undefined && runAt !== undefined) {
     throw new TypeError(`${where}: give delay or runAt, not both`)

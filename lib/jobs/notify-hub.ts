@@ -110,14 +110,20 @@ export class NotifyHub {
     this.#stopStatus = this.#every(statusIntervalMs, () => this.#broadcastStatus())
   }
 
-  /** Replaces the tables that a member reads. `wildcard`: it wants to know of new queues. */
+  /**
+   * Replaces the tables that a member reads. `wildcard`: it wants to know of new queues. `channels`: others, whose
+   * notifications wake it as well.
+   */
   async listen(
     member: HubMember,
     tables: readonly string[],
-    { wildcard = false }: { wildcard?: boolean | undefined } = {},
+    {
+      wildcard = false,
+      channels: others = [],
+    }: { wildcard?: boolean | undefined; channels?: readonly string[] | undefined } = {},
   ): Promise<void> {
     if (this.#closed) return
-    const channels = new Set(tables.map(insertChannel))
+    const channels = new Set([...tables.map(insertChannel), ...others])
     const membership = this.#members.get(member) ?? {
       channels: new Set<string>(),
       wildcard,

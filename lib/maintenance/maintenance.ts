@@ -1,6 +1,9 @@
 import type { ResolvedConfig } from '../config/options.ts'
 import { withDeadline } from '../core/sleep.ts'
 import { Heartbeat } from '../jobs/heartbeat.ts'
+import type { HubMessage } from '../jobs/notify-hub.ts'
+import { outboxChannel } from '../outbox/outbox.ts'
+import { Poller } from '../outbox/poller.ts'
 import type { Pgbus } from '../pgbus.ts'
 import { Scheduler } from '../recurring/scheduler.ts'
 import { oldArchives } from './archives.ts'
@@ -8,6 +11,7 @@ import { overduePauses } from './breakers.ts'
 import { Dispatcher, type DispatcherOptions } from './dispatcher.ts'
 import { oldFailures } from './failed-events.ts'
 import { limits } from './limits.ts'
+import { oldOutboxEntries } from './outbox-entries.ts'
 import { oldProcessedEvents } from './processed-events.ts'
 import { deadProcesses } from './processes.ts'
 import { oldExecutions } from './recurring-executions.ts'
@@ -17,9 +21,13 @@ import type { MaintenanceTask } from './task.ts'
 import { orphanedLocks } from './uniqueness-locks.ts'
 
 /** What the maintenance process does. */
-export type MaintenanceRole = 'dispatcher' | 'scheduler'
+export type MaintenanceRole = 'dispatcher' | 'scheduler' | 'outbox'
 
 export interface Maintenance {
+  /** Channels whose notifications it wants, see {@link Maintenance.receive}. */
+  readonly channels: readonly string[]
+  /** The hub tells something. */
+  receive(message: HubMessage): void
   /** Resolves when its row is written, or could not be. */
   start(): Promise<void>
   /**
@@ -31,7 +39,7 @@ export interface Maintenance {
 
 /** The tasks of a configuration. A feature with something to clean up adds its task here. */
 export function maintenanceTasks(config: ResolvedConfig): MaintenanceTask[] {
-  const { archiveRetention, idempotencyTtl, recurring, streams } = config
+  const { archiveRetention, idempotencyTtl, outbox, recurring, streams } = config
   return [
     deadProcesses,
     overduePauses,
@@ -42,6 +50,7 @@ export function maintenanceTasks(config: ResolvedConfig): MaintenanceTask[] {
     oldStreamMessages(streams.retention),
     recurring.executionRetention === null ? null : oldExecutions(recurring.executionRetention),
     idempotencyTtl === null ? null : oldProcessedEvents(idempotencyTtl),
+    outbox.retention === null ? null : oldOutboxEntries(outbox.retention),
     tables(),
   ].filter(task => task !== null)
 }
@@ -52,19 +61,34 @@ export function createMaintenance(
   roles: readonly MaintenanceRole[],
   overrides: Partial<Pick<DispatcherOptions, 'tasks' | 'firstRun' | 'retryDelay'>> = {},
 ): Maintenance {
-  const parts = roles.map(role =>
-    role === 'dispatcher' ? new DispatcherPart(pgbus, overrides) : new SchedulerPart(pgbus),
-  )
+  const parts = roles.map(role => makePart(role, pgbus, overrides))
   return {
+    channels: parts.flatMap(part => part.channels ?? []),
+    receive: message => {
+      for (const part of parts) part.receive?.(message)
+    },
     start: async () => void (await Promise.all(parts.map(part => part.start()))),
     stop: async options => void (await Promise.all(parts.map(part => part.stop(options)))),
+  }
+}
+
+type Part = Pick<Maintenance, 'start' | 'stop'> & Partial<Maintenance>
+
+function makePart(role: MaintenanceRole, pgbus: Pgbus, overrides: Partial<DispatcherOptions>): Part {
+  switch (role) {
+    case 'dispatcher':
+      return new DispatcherPart(pgbus, overrides)
+    case 'scheduler':
+      return new SchedulerPart(pgbus)
+    case 'outbox':
+      return new OutboxPart(pgbus)
   }
 }
 
 /** A cancelled statement ends within this time, or its connection is cut. */
 const cancelMs = 2_000
 
-class DispatcherPart implements Maintenance {
+class DispatcherPart implements Part {
   readonly #pgbus: Pgbus
   readonly #dispatcher: Dispatcher
   readonly #heartbeat: Heartbeat
@@ -116,7 +140,7 @@ class DispatcherPart implements Maintenance {
   }
 }
 
-class SchedulerPart implements Maintenance {
+class SchedulerPart implements Part {
   readonly #scheduler: Scheduler
   readonly #heartbeat: Heartbeat
   #stopped: Promise<void> | undefined
@@ -136,6 +160,39 @@ class SchedulerPart implements Maintenance {
   /** What it does takes one transaction, which the read timeout limits. */
   async stop(): Promise<void> {
     await this.#scheduler.stop()
+    this.#stopped ??= this.#heartbeat.stop()
+    await this.#stopped
+  }
+}
+
+class OutboxPart implements Part {
+  readonly channels = [outboxChannel]
+  readonly #poller: Poller
+  readonly #heartbeat: Heartbeat
+  #stopped: Promise<void> | undefined
+
+  constructor(pgbus: Pgbus) {
+    const { config, db, outbox, report } = pgbus
+    const { pollInterval, batchSize } = config.outbox
+    const log = pgbus.log.child({ component: 'outbox' })
+    this.#poller = new Poller({ outbox, interval: pollInterval, batchSize, log, report })
+    this.#heartbeat = new Heartbeat({ db, log, loopAge: () => this.#poller.loopAge })
+  }
+
+  async start(): Promise<void> {
+    this.#poller.start()
+    await this.#heartbeat.start('outbox_poller', () => ({ published: this.#poller.published }))
+  }
+
+  receive(message: HubMessage): void {
+    if (message.t === 'wake') this.#poller.wake()
+    if (message.t === 'healthy' || message.t === 'degraded')
+      this.#poller.setDelivering(message.t === 'healthy')
+  }
+
+  /** What it does takes one transaction, which the read timeout limits. */
+  async stop(): Promise<void> {
+    await this.#poller.stop()
     this.#stopped ??= this.#heartbeat.stop()
     await this.#stopped
   }

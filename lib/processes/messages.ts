@@ -26,6 +26,8 @@ export interface ListenMessage {
   tables: string[]
   /** It reads queues by pattern, so it wants to know of new ones. */
   wildcard?: boolean | undefined
+  /** Channels of other things than queues that wake it. */
+  channels?: string[] | undefined
 }
 
 export type SupervisorToChild = BootMessage | HubMessage

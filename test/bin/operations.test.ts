@@ -210,3 +210,27 @@ t.test('given routes of events', async t => {
     })
   })
 })
+
+t.test('given entries of the outbox', async t => {
+  const { db, pgbus, run } = await setup(t)
+
+  t.test('when one cannot be sent, then it is seen, tried again, and deleted on demand', async t => {
+    t.match((await run('outbox', 'list')).stdout, /^0 entries\n$/)
+    await pgbus.outbox.publish('mail', 1)
+    await db.query("INSERT INTO pgbus_outbox_entries (queue_name, payload) VALUES ('not allowed!', '1')")
+    t.match((await run('outbox', 'flush')).stdout, 'published 1 entries, 1 failed')
+    t.match(
+      (await run('outbox', 'list', '--failing')).stdout,
+      /2 +not allowed! +- +1 .*queue name .*\n1 entries/,
+    )
+    t.match((await run('outbox', 'list', '--json')).json(), { total: 1, entries: [{ id: 2, attempts: 1 }] })
+    t.match((await run('outbox', 'retry', '--all')).stdout, '1 entries are tried at the next look')
+    t.match((await run('outbox', 'retry', '2', '--json')).json(), { retried: 1 })
+    t.equal((await run('outbox', 'retry')).code, 1)
+    const refused = await run('outbox', 'discard', '2')
+    t.equal(refused.code, 1)
+    t.match(refused.output, /would delete entry 2 unpublished; nothing was changed/)
+    t.match((await run('outbox', 'discard', '2', '--yes')).stdout, 'entry 2 is deleted')
+    t.match((await run('outbox', 'discard', '2', '--yes')).output, /pgbus: no entry 2 waits in the outbox/)
+  })
+})

@@ -203,7 +203,10 @@ t.test('given pgbus start with queues of its own', async t => {
     t.match(both.output, 'pgbus: --workers-only and --dispatcher-only are mutually exclusive')
     const role = await run(t, ['start'], { ...env, PGBUS_ROLES: 'workers,workres' })
     t.equal(role.code, 1)
-    t.match(role.output, 'unknown role "workres"; roles are: workers, consumers, dispatcher, scheduler')
+    t.match(
+      role.output,
+      'unknown role "workres"; roles are: workers, consumers, dispatcher, scheduler, outbox',
+    )
   })
 
   t.test('when they make no sense, then it says so', async t => {

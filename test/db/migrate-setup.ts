@@ -17,10 +17,12 @@ export const allFiles = [
   '008_concurrency.sql',
   '009_streams.sql',
   '010_presence.sql',
+  '011_outbox.sql',
   'R__events.sql',
   'R__functions.sql',
   'R__health.sql',
   'R__limits.sql',
+  'R__outbox.sql',
   'R__pgmq_functions.sql',
   'N01_vt_index.sql',
 ]

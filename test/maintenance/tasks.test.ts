@@ -3,6 +3,7 @@ import { oldArchives } from '../../lib/maintenance/archives.ts'
 import { overduePauses } from '../../lib/maintenance/breakers.ts'
 import { oldFailures } from '../../lib/maintenance/failed-events.ts'
 import { maintenanceTasks } from '../../lib/maintenance/maintenance.ts'
+import { oldOutboxEntries } from '../../lib/maintenance/outbox-entries.ts'
 import { oldProcessedEvents } from '../../lib/maintenance/processed-events.ts'
 import { deadProcesses } from '../../lib/maintenance/processes.ts'
 import { removeInChunks, type TaskContext } from '../../lib/maintenance/task.ts'
@@ -58,6 +59,21 @@ t.test('given the record of handled events', async t => {
   })
 })
 
+t.test('given the outbox', async t => {
+  t.test('when entries were published long ago, then they go; what waits stays', async t => {
+    const own = await rig(t)
+    await own.test.query(`INSERT INTO pgbus_outbox_entries (queue_name, payload, created_at, published_at)
+      SELECT 'old', '1'::jsonb, ${utc} - interval '2 days', ${utc} - interval '61 minutes' FROM generate_series(1, 1500) n
+      UNION ALL SELECT 'new', '1', ${utc} - interval '2 days', ${utc} - interval '59 minutes'
+      UNION ALL SELECT 'waits', '1', ${utc} - interval '2 days', null`)
+    await runOnce(own, oldOutboxEntries(hour))
+    t.same(await own.test.query('SELECT queue_name FROM pgbus_outbox_entries ORDER BY 1'), [
+      { queue_name: 'new' },
+      { queue_name: 'waits' },
+    ])
+  })
+})
+
 t.test('given archives', async t => {
   t.test('when jobs were archived long ago, then they go, however long they waited before', async t => {
     const own = await rig(t)
@@ -91,6 +107,7 @@ t.test('given archives', async t => {
     const own = await rig(t, {
       archiveRetention: null,
       idempotencyTtl: null,
+      outbox: { retention: null },
       streams: { retention: { default: 0 } },
       recurring: { executionRetention: null },
     })

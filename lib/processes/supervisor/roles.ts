@@ -41,6 +41,7 @@ export function planSlots(config: ResolvedConfig): SlotPlan[] {
   const parts: MaintenanceRole[] = []
   if (hasRole(config, 'dispatcher')) parts.push('dispatcher')
   if (schedules(config)) parts.push('scheduler')
+  if (hasRole(config, 'outbox') && config.outbox.enabled) parts.push('outbox')
   if (parts.length === 0) return [...workers, ...consumers]
   return [...workers, ...consumers, { name: 'maintenance', spec: { role: 'maintenance', parts } }]
 }
@@ -80,6 +81,11 @@ export function queuesOf(spec: ChildSpec): readonly string[] {
   }
 }
 
+/** Whether notifications are of use to it. */
+export function listens(spec: ChildSpec): boolean {
+  return spec.role === 'maintenance' ? spec.parts.includes('outbox') : true
+}
+
 /** Whether it runs code of the application. */
 export function needsModules(spec: ChildSpec): boolean {
   return spec.role !== 'maintenance'
@@ -87,5 +93,6 @@ export function needsModules(spec: ChildSpec): boolean {
 
 /** Kinds of the rows that it has in `pgbus_processes`. */
 export function processKinds(spec: ChildSpec): readonly ProcessKind[] {
-  return spec.role === 'maintenance' ? spec.parts : [spec.role]
+  if (spec.role !== 'maintenance') return [spec.role]
+  return spec.parts.map(part => (part === 'outbox' ? 'outbox_poller' : part))
 }

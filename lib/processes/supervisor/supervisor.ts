@@ -17,7 +17,7 @@ import { ensureQueues, orAborted, prepareSchema, waitForDatabase } from './boot.
 import type { ChildExit, ChildHandle } from './child-handle.ts'
 import { forkChild } from './fork-child.ts'
 import { Recycler } from './recycler.ts'
-import { planSlots, processKinds, queuesOf } from './roles.ts'
+import { listens, planSlots, processKinds, queuesOf } from './roles.ts'
 import { Salvage } from './salvage.ts'
 import { Shutdown } from './shutdown.ts'
 import { Slot } from './slot.ts'
@@ -236,8 +236,7 @@ export class Supervisor {
 
   #openHub(): void {
     const { enabled, scope } = this.#loaded.config.notify
-    if (!enabled || scope !== 'supervisor' || !this.#slots.some(({ spec }) => queuesOf(spec).length > 0))
-      return
+    if (!enabled || scope !== 'supervisor' || !this.#slots.some(({ spec }) => listens(spec))) return
     this.#hub = NotifyHub.open(this.#pgbus)
   }
 
