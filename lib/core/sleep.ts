@@ -30,3 +30,12 @@ export async function withDeadline<T>(promise: Promise<T>, ms: number): Promise<
     clearTimeout(timer)
   }
 }
+
+/** Whether `promise` resolves within `ms`, and before `signal` aborts. */
+export async function within(promise: Promise<void>, ms: number, signal?: AbortSignal): Promise<boolean> {
+  const cancel = new AbortController()
+  const timer = sleep(ms, signal ? AbortSignal.any([signal, cancel.signal]) : cancel.signal)
+  const done = await Promise.race([promise.then(() => true), timer.then(() => false)])
+  cancel.abort()
+  return done
+}
