@@ -117,11 +117,10 @@ t.test('given chunks that end at awkward places', async t => {
     const bytes = new TextEncoder().encode('\uFEFFdata: a\n\n')
     t.strictSame(parse([...bytes].map(byte => Uint8Array.of(byte))).frames, [frame('a')])
   })
-  t.test('when a line of a million characters comes in small chunks, then it takes no time', async t => {
-    const start = performance.now()
-    const { frames } = parse(['data: ', ...Array.from({ length: 100_000 }, () => '0123456789'), '\n\n'])
-    t.equal(frames[0]?.data.length, 1_000_000)
-    t.ok(performance.now() - start < 2_000, 'not quadratic')
+  t.test('when a line of millions of characters comes in small chunks, then reading it ends', async t => {
+    // Long enough for a quadratic reader to run into the timeout.
+    const { frames } = parse(['data: ', ...Array.from({ length: 500_000 }, () => '0123456789'), '\n\n'])
+    t.equal(frames[0]?.data.length, 5_000_000)
   })
 })
 

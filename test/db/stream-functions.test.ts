@@ -205,14 +205,13 @@ t.test('given a broadcast within a transaction', async t => {
     },
   )
 
-  t.test('when one transaction broadcasts ten thousand times, then it stays quick', async t => {
+  t.test('when one transaction broadcasts very often, then it ends', async t => {
+    // Often enough for quadratic work to run into the timeout.
     const [client] = await sessions(t, test, 1)
-    const started = performance.now()
     await client!.query(
-      `INSERT INTO pgbus_stream_pending (stream, message) SELECT 'many', '{}' FROM generate_series(1, 10000)`,
+      `INSERT INTO pgbus_stream_pending (stream, message) SELECT 'many', '{}' FROM generate_series(1, 60000)`,
     )
-    t.ok(performance.now() - started < 3_000, 'not quadratic, which takes 7 s')
-    t.equal((await stored(test)).length, 10_000)
+    t.equal((await stored(test)).length, 60_000)
   })
 })
 

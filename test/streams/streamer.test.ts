@@ -248,9 +248,7 @@ t.test('given a streamer that drains', async t => {
     await isLive(one)
     store.failure = new Error('away')
     await broadcast('lost to this connection, not to its successor')
-    const began = Date.now()
     await streamer.drain()
-    t.ok(Date.now() - began < 3_000)
     t.match(one.client.text, 'pgbus:shutdown')
   })
 

@@ -30,7 +30,7 @@ export interface TestDatabase {
   census(): Promise<CensusRow[]>
   /**
    * Resolves when pgbus has no session here any more: the server notices a moment later that a client has left.
-   * Fails after 5 s, naming those that are left.
+   * Fails after 15 s, naming those that are left.
    */
   vacated(): Promise<void>
 }
@@ -137,7 +137,7 @@ async function open(t: TestContext, url: string, template: string): Promise<Test
       `SELECT application_name, state, pid FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'pgbus%' ORDER BY pid`,
     )
   const vacated = async () => {
-    await waitFor(async () => (await census()).length === 0, { timeout: 5_000 }).catch(async () => {
+    await waitFor(async () => (await census()).length === 0, { timeout: 15_000 }).catch(async () => {
       throw new Error(`connections were left open: ${JSON.stringify(await census())}`)
     })
   }

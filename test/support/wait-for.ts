@@ -3,7 +3,7 @@ export async function waitFor<T>(
   check: () => T | Promise<T>,
   options: { timeout?: number; interval?: number; message?: string } = {},
 ): Promise<NonNullable<T>> {
-  const { timeout = 15_000, interval = 20, message = 'condition' } = options
+  const { timeout = 30_000, interval = 20, message = 'condition' } = options
   const until = Date.now() + timeout
   let last: unknown
   for (;;) {

@@ -110,7 +110,7 @@ t.test('given a child that ends', async t => {
   t.test('when somebody holds its channel open, then the exit is seen all the same', async t => {
     const { child, exits } = setup()
     child.emit('exit', 1, null)
-    await waitFor(() => exits.length === 1, { timeout: 5_000 })
+    await waitFor(() => exits.length === 1)
     child.disconnects()
     t.equal(exits.length, 1)
   })

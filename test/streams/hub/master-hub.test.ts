@@ -152,9 +152,7 @@ t.test('given the life of a hub', async t => {
     await worker.next('ack')
     worker.socket.pause()
     for (let n = 0; n < 200; n += 1) upstream.notify('a', 'x'.repeat(7_000))
-    const before = Date.now()
     await hub.close()
-    t.ok(Date.now() - before < 3_000)
   })
 })
 
@@ -272,7 +270,7 @@ t.test('given status', async t => {
   t.test('when nothing happens, then it is repeated', async t => {
     const { path } = await setup(t)
     const worker = await rawWorker(t, path)
-    await waitFor(() => sent(worker.frames, 'status').length >= 2, { timeout: 8_000 })
+    await waitFor(() => sent(worker.frames, 'status').length >= 2)
   })
 })
 

@@ -105,7 +105,7 @@ export async function rawWorker(
           frames.find(frame => frame.t === type && also(frame as HubFrame & { t: typeof type })) as
             | (HubFrame & { t: typeof type })
             | undefined,
-        { message: `a ${type} frame`, interval: 2, timeout: 5_000 },
+        { message: `a ${type} frame`, interval: 2 },
       ),
     ended: new Promise(resolve => socket.once('close', () => resolve())),
   }
