@@ -192,6 +192,11 @@ export interface ResolvedConfig {
     readonly bootTimeout: number
     readonly checkInterval: number
     readonly workerTimeout: number
+    readonly recycle: {
+      readonly maxMemoryMb: number | null
+      readonly maxLifetime: number | null
+      readonly maxRequests: number | null
+    }
     readonly restart: { readonly surge: number | 'all' }
     readonly directory: string | null
     readonly hubSocket: string | null

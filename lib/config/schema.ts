@@ -766,6 +766,27 @@ const sections: [title: string, rows: Row[]][] = [
         'A web worker that has said nothing for so long is killed and replaced: its event loop stands still.',
       ],
       [
+        'web.recycle.maxMemoryMb',
+        positiveNumberOrNull,
+        null,
+        true,
+        'A web worker that uses more MiB (resident set) is replaced.',
+      ],
+      [
+        'web.recycle.maxLifetime',
+        duration({ nullable: true, seconds: true }),
+        null,
+        true,
+        'A web worker that is older, give or take 10 %, is replaced.',
+      ],
+      [
+        'web.recycle.maxRequests',
+        positiveIntegerOrNull,
+        null,
+        true,
+        'A web worker that has received more requests is replaced.',
+      ],
+      [
         'web.restart.surge',
         surge,
         1,

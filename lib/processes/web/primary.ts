@@ -3,6 +3,7 @@ import { BootError } from '../../core/errors.ts'
 import type { Logger } from '../../core/log.ts'
 import { withDeadline } from '../../core/sleep.ts'
 import { forkWorker } from './fork-worker.ts'
+import { Recycling } from './recycling.ts'
 import type { Release } from './release.ts'
 import { RollingRestart } from './rolling-restart.ts'
 import { Slot } from './slot.ts'
@@ -32,12 +33,15 @@ export class Primary {
   readonly #fork: (release: Release, index: number) => WorkerProcess
   readonly #slots: Slot[]
   readonly #watch: WorkerWatch
+  readonly #recycling: Recycling<Slot, WorkerHandle>
   readonly #started: Deferred<readonly string[]> = deferred()
   readonly #empty: Deferred<void> = deferred()
   readonly #notYetReady = new Set<number>()
   /** Slots that are empty until the first worker is ready. */
   readonly #waiting = new Set<Slot>()
   #restart: RollingRestart | undefined
+  /** Settles when nothing that was asked for is under way. */
+  #replacing: Promise<void> | undefined
   #stopping = false
   #anyReady = false
   #bootFailures = 0
@@ -46,6 +50,7 @@ export class Primary {
   constructor({ release, log, fork = forkWorker }: PrimaryOptions) {
     this.#log = log
     this.#fork = fork
+    this.#recycling = new Recycling({ log, replace: (slot, handle) => this.#recycle(slot, handle) })
     this.#watch = new WorkerWatch({ workers: () => this.#slots.flatMap(({ handles }) => handles), log })
     this.#slots = Array.from(
       { length: release.config.web.workers },
@@ -88,13 +93,15 @@ export class Primary {
    */
   async replaceAll(release: Release): Promise<void> {
     const { surge } = release.config.web.restart
-    const restart = new RollingRestart({ slots: this.#slots, release, surge })
-    this.#restart = restart
-    try {
-      await restart.run()
-    } finally {
-      this.#restart = undefined
-    }
+    await this.#alone(async () => {
+      const restart = new RollingRestart({ slots: this.#slots, release, surge })
+      this.#restart = restart
+      try {
+        await restart.run()
+      } finally {
+        this.#restart = undefined
+      }
+    })
   }
 
   /** Drains all workers; resolves when they are gone. Those that take longer than `web.shutdownTimeout` are killed. */
@@ -113,6 +120,27 @@ export class Primary {
     this.#begin(new BootError('killed while booting'))
     this.#killAll()
     await withDeadline(this.#empty.promise, killWaitMs)
+  }
+
+  /** One replacement after the other: a restart and the recycling of a worker must not meet in a slot. */
+  #alone(replace: () => Promise<void>): Promise<void> {
+    const done = this.#replacing === undefined ? replace() : this.#replacing.then(replace)
+    const settled = done
+      .catch(() => undefined)
+      .then(() => {
+        if (this.#replacing === settled) this.#replacing = undefined
+      })
+    this.#replacing = settled
+    return done
+  }
+
+  #recycle(slot: Slot, handle: WorkerHandle): Promise<void> {
+    return this.#alone(async () => {
+      // It may have been replaced, or have begun to drain, while it waited for its turn.
+      if (slot.current !== handle || handle.state !== 'ready' || this.#stopping) return
+      await slot.prepare(slot.release)
+      await slot.handOver('recycle')
+    })
   }
 
   #begin(why: BootError): void {
@@ -144,6 +172,10 @@ export class Primary {
       now: () => this.#watch.clock.now(),
       log: this.#log,
       onReady: handle => this.#ready(slot, handle),
+      onCheckIn: (handle, stats) => {
+        if (slot.current === handle && handle.state === 'ready')
+          void this.#recycling.checkedIn(slot, handle, stats, release.config.web.recycle)
+      },
       onExit: (handle, exit) => slot.exited(handle, exit),
     })
   }

@@ -41,6 +41,7 @@ export interface WorkerHandleOptions {
   now: () => number
   log: Logger
   onReady: (handle: WorkerHandle) => void
+  onCheckIn: (handle: WorkerHandle, stats: WebWorkerStats) => void
   onExit: (handle: WorkerHandle, exit: WorkerExit) => void
 }
 
@@ -115,6 +116,10 @@ export class WorkerHandle {
     })
   }
 
+  get uptimeMs(): number {
+    return performance.now() - this.#startedAt
+  }
+
   /** What it said last about itself. */
   get stats(): WebWorkerStats | undefined {
     return this.#checkIn?.stats
@@ -161,6 +166,7 @@ export class WorkerHandle {
         return
       case 'checkin':
         this.#checkIn = { at: this.#options.now(), stats: message.stats }
+        this.#options.onCheckIn(this, message.stats)
         return
       case 'draining':
         if (this.#state !== 'draining') this.#drainFor(this.#options.drainTimeout)
@@ -189,7 +195,7 @@ export class WorkerHandle {
     this.#options.onExit(this, {
       code,
       signal,
-      uptimeMs: performance.now() - this.#startedAt,
+      uptimeMs: this.uptimeMs,
       booted: this.#booted,
       expected,
       reason: this.#fatal ?? this.#describe(code, signal),

@@ -390,3 +390,65 @@ t.test('given a restart without surge', async t => {
     t.match(forks[2], { index: 1, phase: 0 })
   })
 })
+
+t.test('given two workers that have done enough', async t => {
+  const enough = { t: 'checkin', stats: { rss: 0, requests: 11 } }
+  const recycling = async (t: Test) => {
+    const made = setup(t, 2, { recycle: { maxRequests: 10 } })
+    const started = made.primary.start()
+    made.at(0).says(ready)
+    made.at(1).says(ready)
+    await started
+    return made
+  }
+
+  t.test('when both check in, then one after the other is replaced, the new one first', async t => {
+    const { forks, at } = await recycling(t)
+    at(0).says(enough)
+    at(1).says(enough)
+    await turn()
+    t.match(forks.slice(2), [{ index: 1, phase: 0 }])
+    t.same(at(0).sent, [])
+    at(2).says(ready)
+    await turn()
+    t.match(at(0).sent, [{ t: 'stop', reason: 'recycle', handover: true }])
+    t.equal(forks.length, 3)
+    at(0).exits(0)
+    await turn()
+    t.match(forks.slice(3), [{ index: 2, phase: 0 }])
+  })
+
+  t.test('when a restart goes on, then it comes first, and nobody is replaced twice', async t => {
+    const { primary, forks, at } = await recycling(t)
+    const done = primary.replaceAll(release(1, { workers: 2, recycle: { maxRequests: 10 } }))
+    await turn()
+    at(1).says(enough)
+    at(2).says(ready)
+    await turn()
+    at(0).exits(0)
+    await turn()
+    at(3).says(ready)
+    await turn()
+    at(1).exits(0)
+    await done
+    await turn()
+    t.match(forks.slice(2), [
+      { index: 1, phase: 1 },
+      { index: 2, phase: 1 },
+    ])
+    t.equal(forks.length, 4)
+  })
+
+  t.test('when the new one dies, then the old one goes on, and so does recycling', async t => {
+    const { forks, lines, at } = await recycling(t)
+    at(0).says(enough)
+    await turn()
+    at(1).says(enough)
+    at(2).exits(1)
+    await turn()
+    t.same(at(0).sent, [])
+    t.match(lines.join('\n'), /worker 1 \(pid \d+\) goes on: worker 1 of phase 0 did not become ready/)
+    await turn()
+    t.match(forks.slice(3), [{ index: 2 }])
+  })
+})

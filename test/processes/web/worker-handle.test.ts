@@ -22,6 +22,7 @@ function setup(_t: Test, options: { bootTimeout?: number; drainTimeout?: number 
     now: () => clock.now,
     ...options,
     log,
+    onCheckIn: () => undefined,
     onReady: ({ addresses }) => ready.push([...addresses]),
     onExit: (_handle, exit) => exits.push(exit),
   })
