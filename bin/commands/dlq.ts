@@ -29,11 +29,11 @@ const list: Command = {
       })
       if (flags.json === true) context.print(JSON.stringify({ total, deadLetters }))
       else {
-        const head = ['ID', 'QUEUE', 'JOB', 'ATTEMPTS', 'SINCE', 'ERROR']
+        const head = ['ID', 'QUEUE', 'JOB OR EVENT', 'ATTEMPTS', 'SINCE', 'ERROR']
         const rows = deadLetters.map(dead => [
           dead.msgId,
           dead.queue,
-          dead.job,
+          dead.job ?? dead.routingKey,
           dead.attempts,
           dead.deadAt.toISOString(),
           [dead.errorClass, dead.errorMessage?.replace(/\s+/g, ' ').slice(0, widestMessage)]
@@ -69,10 +69,10 @@ const retry: Command = {
       const ref = { queue: queueOf(flags) }
       if (wantsAll(flags, id)) {
         const retried = await pgbus.deadLetters.retryAll(ref)
-        return tell(flags, context, { retried }, `${retried} dead letters are jobs again`)
+        return tell(flags, context, { retried }, `${retried} dead letters are sent back`)
       }
       const sent = await pgbus.deadLetters.retry(idOf(id, 'a dead letter'), ref)
-      return tell(flags, context, { retried: 1, ...sent }, `job ${sent.msgId} of queue "${sent.queue}"`)
+      return tell(flags, context, { retried: 1, ...sent }, `message ${sent.msgId} of queue "${sent.queue}"`)
     }),
 }
 

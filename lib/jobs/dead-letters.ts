@@ -19,6 +19,8 @@ export interface DeadLetter {
   queue: string
   /** Name of the job; null: the message is no job. */
   job: string | null
+  /** Of an event; null: the message is none. */
+  routingKey: string | null
   /** Deliveries until it was given up; null: unknown. */
   attempts: number | null
   /** When it was given up. */
@@ -215,11 +217,12 @@ export class DeadLetters {
 
   #describe(physical: PhysicalName, { msg_id, dead_at, message, headers }: Row): DeadLetter {
     const story = storyOf(headers)
-    const job = (message as { job_class?: unknown } | null)?.job_class
+    const { job_class, routing_key } = (message ?? {}) as { job_class?: unknown; routing_key?: unknown }
     return {
       msgId: msg_id,
       queue: logicalOf(this.#config, physical),
-      job: text(job),
+      job: text(job_class),
+      routingKey: text(routing_key),
       attempts: typeof story.read_ct === 'number' ? story.read_ct : null,
       deadAt: dead_at,
       reason: text(story.reason),

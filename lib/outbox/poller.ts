@@ -31,6 +31,8 @@ export class Poller {
   readonly #backoff: Backoff
   #lastLook = performance.now()
   #published = 0
+  /** Entries of the next look: fewer after one that failed, which may have taken too long. */
+  #size: number
   #failing = false
   #woken = false
   #delivering = false
@@ -38,6 +40,7 @@ export class Poller {
 
   constructor(options: PollerOptions) {
     this.#options = options
+    this.#size = options.batchSize
     this.#backoff = new Backoff({ base: options.interval, max: Math.max(longestPauseMs, options.interval) })
   }
 
@@ -93,9 +96,10 @@ export class Poller {
   async #pass(woken: boolean): Promise<number> {
     const { outbox, batchSize, interval, log, report } = this.#options
     try {
-      const pass = await outbox.pass(batchSize)
+      const pass = await outbox.pass(this.#size)
       if (this.#failing) log.info('the outbox is published again')
       this.#failing = false
+      this.#size = Math.min(batchSize, this.#size * 2)
       this.#backoff.reset()
       this.#published += pass.published
       if (pass.published > 0) log.debug({ entries: pass.published }, `published ${pass.published} entries`)
@@ -109,6 +113,7 @@ export class Poller {
       if (this.#failing) log.debug({ err: error }, 'the outbox still cannot be published')
       else report(error, { action: 'outbox_poll' })
       this.#failing = true
+      this.#size = Math.max(1, Math.floor(this.#size / 2))
       return this.#backoff.next()
     }
   }

@@ -1,32 +1,8 @@
 import { tmpdir } from 'node:os'
 import t from 'tap'
 import { defineJob } from '../../lib/jobs/define.ts'
-import { createDatabase, type TestContext } from '../support/database.ts'
-import { createTestPgbus } from '../support/instance.ts'
 import { compiled, spawnNode } from '../support/spawn.ts'
-
-const setup = async (t: TestContext) => {
-  const db = await createDatabase(t)
-  const pgbus = createTestPgbus(t, db)
-  const runWith = async (env: Record<string, string>, ...args: string[]) => {
-    const { child, exited, output } = spawnNode(t, compiled('bin/pgbus.ts'), args, {
-      cwd: tmpdir(),
-      env: { PGBUS_DATABASE_URL: db.url, ...env },
-    })
-    let stdout = ''
-    child.stdout?.on('data', chunk => {
-      stdout += chunk
-    })
-    const printed = [child.stdout, child.stderr].map(
-      stream => new Promise(resolve => stream?.once('close', resolve)),
-    )
-    const { code } = await exited
-    await Promise.all(printed)
-    return { code, stdout, output: output(), json: () => JSON.parse(stdout) as unknown }
-  }
-  const run = Object.assign((...args: string[]) => runWith({}, ...args), { with: runWith })
-  return { db, pgbus, run }
-}
+import { setup } from './run-command.ts'
 
 t.test('given an operator at a terminal', async t => {
   const { db, pgbus, run } = await setup(t)
@@ -158,7 +134,7 @@ t.test('given an operator at a terminal', async t => {
     t.match(listed, /^ *3 +mail +send +5 +\S+ +Error: no 3$/m)
     t.match(listed, /^3 dead letters$/m)
     t.match((await run('dlq', 'show', '2', '--json')).json(), { msgId: 2, message: { arguments: [2] } })
-    t.match((await run('dlq', 'retry', '1')).stdout, /^job \d+ of queue "mail"/)
+    t.match((await run('dlq', 'retry', '1')).stdout, /^message \d+ of queue "mail"/)
     t.match((await run('dlq', 'retry', '--all', '--json')).json(), { retried: 2 })
     t.equal((await pgbus.queues.metrics('mail'))[0]?.length, 3)
     const missing = await run('dlq', 'discard', '1', '--yes')
@@ -181,56 +157,5 @@ t.test('given no database', async t => {
     t.match(await exited, { code: 1 })
     t.match(output(), /127\.0\.0\.1.*orders/)
     t.notMatch(output(), 'very-secret')
-  })
-})
-
-t.test('given routes of events', async t => {
-  const { db, run } = await setup(t)
-  await db.query(`SELECT pgmq.create('pgbus_plain'), pgmq.create('others');
-    SELECT pgmq.bind_topic('plain.*', 'pgbus_plain'), pgmq.bind_topic('old.#', 'pgbus_plain'), pgmq.bind_topic('x', 'others')`)
-  const env = { PGBUS_IMPORTS: compiled('test/fixtures/events/handlers.ts') }
-
-  t.test('when they are looked at, then it is told which are still wanted', async t => {
-    const { code, stdout } = await run.with(env, 'events', 'list')
-    t.equal(code, 0)
-    t.match(stdout, /others +x +- /)
-    t.match(stdout, /plain +old\.# +no /)
-    t.match(stdout, /plain +plain\.\* +yes .*\n3 routes$/m)
-    t.match((await run('events', 'test', 'plain.a')).stdout, /plain +plain\.\*/)
-    t.match((await run('events', 'test', 'nobody')).stdout, /no queue would get an event "nobody"/)
-    t.match((await run('events', 'test', 'a..b')).output, /pgbus: a routing key is/)
-  })
-
-  t.test('when old ones are removed, then only with --yes', async t => {
-    const refused = await run.with(env, 'events', 'prune')
-    t.equal(refused.code, 1)
-    t.match(refused.output, /would remove 1 routes: "old\.#" of queue "plain"; nothing was changed/)
-    t.same((await run.with(env, 'events', 'prune', '--yes', '--json')).json(), {
-      removed: [{ pattern: 'old.#', queue: 'plain' }],
-    })
-  })
-})
-
-t.test('given entries of the outbox', async t => {
-  const { db, pgbus, run } = await setup(t)
-
-  t.test('when one cannot be sent, then it is seen, tried again, and deleted on demand', async t => {
-    t.match((await run('outbox', 'list')).stdout, /^0 entries\n$/)
-    await pgbus.outbox.publish('mail', 1)
-    await db.query("INSERT INTO pgbus_outbox_entries (queue_name, payload) VALUES ('not allowed!', '1')")
-    t.match((await run('outbox', 'flush')).stdout, 'published 1 entries, 1 failed')
-    t.match(
-      (await run('outbox', 'list', '--failing')).stdout,
-      /2 +not allowed! +- +1 .*queue name .*\n1 entries/,
-    )
-    t.match((await run('outbox', 'list', '--json')).json(), { total: 1, entries: [{ id: 2, attempts: 1 }] })
-    t.match((await run('outbox', 'retry', '--all')).stdout, '1 entries are tried at the next look')
-    t.match((await run('outbox', 'retry', '2', '--json')).json(), { retried: 1 })
-    t.equal((await run('outbox', 'retry')).code, 1)
-    const refused = await run('outbox', 'discard', '2')
-    t.equal(refused.code, 1)
-    t.match(refused.output, /would delete entry 2 unpublished; nothing was changed/)
-    t.match((await run('outbox', 'discard', '2', '--yes')).stdout, 'entry 2 is deleted')
-    t.match((await run('outbox', 'discard', '2', '--yes')).output, /pgbus: no entry 2 waits in the outbox/)
   })
 })

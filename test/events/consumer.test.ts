@@ -125,6 +125,9 @@ t.test('given handlers that fail', async t => {
     await handled(bench, 'fails_always')
     t.equal(doomed.events.length, 2)
     const [dead] = await bench.rows('pgbus_fails_always_dlq')
+    t.match((await pgbus.deadLetters.list()).deadLetters, [
+      { queue: 'fails_always', job: null, routingKey: 'fails.always' },
+    ])
     t.match(dead, {
       message: { routing_key: 'fails.always', payload: { n: 1 } },
       headers: {
@@ -252,6 +255,67 @@ t.test('given consumers of some topics', async t => {
     const idle = await bench.consume({ topics: ['nothing.here'] })
     t.same(idle.stats().queues, [])
     t.ok(lines.some(line => /nothing to do/.test(line.message)))
+  })
+})
+
+t.test('given a consumer of the application itself', async t => {
+  const bench = await setup(t)
+  const { pgbus } = bench
+  const own = recorder()
+  defineHandler({ name: 'Own', on: 'own' }, own.handle)
+  const consumer = pgbus.consumer({ topics: ['own'], concurrency: 1 })
+  await consumer.start()
+
+  t.test('when an event is published, then it is woken, and it ends with the instance', async t => {
+    await waitFor(() => consumer.stats().delivering)
+    await pgbus.publish('own', {})
+    await waitFor(() => own.events.length === 1)
+    await handled(bench, 'own')
+    await pgbus.close()
+    t.equal(consumer.stats().state, 'stopped')
+    t.throws(() => pgbus.consumer({ topics: ['own'] }), { code: 'PGBUS_ERR_CLOSED' })
+  })
+
+  t.test('when its entry is wrong, then it is told why', async t => {
+    const other = (await setup(t)).pgbus
+    for (const [entry, rule] of [
+      [{ topics: [] }, /topics must be a non-empty array/],
+      [{ topics: ['a..b'] }, /a topic pattern is/],
+      [{ topics: ['a'], concurrency: 0 }, /concurrency must be a positive integer/],
+      [{ topics: ['a'], queues: ['b'] }, /unknown key "queues"/],
+      [undefined, /must be an object/],
+    ] as const)
+      t.throws(() => other.consumer(entry as never), { name: 'TypeError', message: rule })
+  })
+})
+
+t.test('given events of a group', async t => {
+  const bench = await setup(t, { groupMode: 'fifo' })
+  const order: unknown[] = []
+  let running = 0
+  let most = 0
+  let failures = 1
+  defineHandler<{ n: number }>({ name: 'Ordered', on: 'ordered', retry: () => 0 }, async ({ payload }) => {
+    running += 1
+    most = Math.max(most, running)
+    await new Promise(resolve => setImmediate(resolve))
+    running -= 1
+    if (payload.n === 1 && failures > 0) {
+      failures -= 1
+      throw new Error('not yet')
+    }
+    order.push(payload.n)
+  })
+
+  t.test('when one of them fails, then the others wait for it', async t => {
+    await bench.pgbus.events.setup()
+    await bench.pgbus.publishMany(
+      [0, 1, 2, 3, 4].map(n => ({ routingKey: 'ordered', payload: { n }, group: 'g' })),
+    )
+    await bench.consume({ topics: ['ordered'], concurrency: 5 })
+    await handled(bench, 'ordered')
+    t.same(order, [0, 1, 2, 3, 4])
+    t.equal(most, 1)
   })
 })
 
