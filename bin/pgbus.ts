@@ -5,6 +5,7 @@ import { packageVersion } from '../lib/core/version.ts'
 import { type Command as CommandDefinition, type Context, type Flags, printError } from './cli.ts'
 import { config } from './commands/config.ts'
 import { deadLetterCommands } from './commands/dlq.ts'
+import { doctor } from './commands/doctor.ts'
 import { eventCommands } from './commands/events.ts'
 import { jobCommands } from './commands/jobs.ts'
 import { lockCommands } from './commands/locks.ts'
@@ -33,6 +34,7 @@ const commands: readonly CommandDefinition[] = [
   start,
   migrate,
   status,
+  doctor,
   ...queueCommands,
   ...jobCommands,
   ...lockCommands,

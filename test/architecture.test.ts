@@ -57,6 +57,7 @@ const rooms: Record<string, readonly string[]> = {
   ],
   'lib/processes/web': ['lib/core', 'lib/config', 'lib/db', 'lib/streams', 'lib/pgbus', 'lib/processes'],
   'lib/processes': ['lib/core', 'lib/config', 'lib/db'],
+  'lib/doctor': ['lib/core', 'lib/config', 'lib/db', 'lib/pgmq', 'lib/jobs', 'lib/processes/supervisor'],
   'lib/client': [],
   'lib/index': [
     'lib/core',
@@ -79,6 +80,7 @@ const rooms: Record<string, readonly string[]> = {
     'lib/processes',
     'lib/processes/supervisor',
     'lib/processes/web',
+    'lib/doctor',
     'lib/index',
   ],
 }

@@ -16,6 +16,13 @@ export function isWildcard(queue: string): boolean {
   return queue.endsWith('*')
 }
 
+/** Whether a logical name is one of these names, or follows one of the patterns among them. */
+export function queueMatcher(queues: readonly string[]): (name: string) => boolean {
+  const names = new Set(queues.filter(queue => !isWildcard(queue)))
+  const beginnings = queues.filter(isWildcard).map(pattern => pattern.slice(0, -1))
+  return name => names.has(name) || beginnings.some(beginning => name.startsWith(beginning))
+}
+
 /** Why a queue cannot have this name, or nothing. The one place where these rules are kept. */
 export function queueNameProblem(
   name: string,

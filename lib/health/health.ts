@@ -1,4 +1,5 @@
 import type { ResolvedConfig } from '../config/options.ts'
+import { deadline } from '../core/deadline.ts'
 import { type Duration, parseDelay } from '../core/duration.ts'
 import { HealthTimeoutError, SchemaNotReadyError } from '../core/errors.ts'
 import type { Logger } from '../core/log.ts'
@@ -54,19 +55,19 @@ export class Health {
   async #limited<T>(read: (signal: AbortSignal) => Promise<T>): Promise<T> {
     const { timeout } = this.#config.health
     const limit = new AbortController()
-    const timer = setTimeout(() => {
+    const cancel = deadline(timeout, () => {
       limit.abort(
         new HealthTimeoutError(
           `no answer from the database within ${timeout} ms (health.timeout); it is away or overloaded`,
         ),
       )
-    }, timeout)
+    })
     try {
       return await read(limit.signal)
     } catch (error) {
       throw explained(error, timeout)
     } finally {
-      clearTimeout(timer)
+      cancel()
     }
   }
 }

@@ -1,5 +1,6 @@
 import type { ResolvedConfig } from '../config/options.ts'
-import { isWildcard } from '../config/queue-names.ts'
+import { isWildcard, queueMatcher } from '../config/queue-names.ts'
+import { counted, listed, namesShown } from '../core/wording.ts'
 import type { Facts, ProcessFacts, QueueFacts } from './facts.ts'
 import { type ProcessStatus, processStatus, type StatusRules } from './process-status.ts'
 
@@ -58,7 +59,6 @@ export type VerdictRules = StatusRules & Pick<ResolvedConfig, 'workers'> & { unr
 type Process = ProcessFacts & { status: ProcessStatus }
 type Finding = HealthSignal & { reason: string }
 
-const namesShown = 10
 const oldTransactionSeconds = 300
 const longLagMs = 1_000
 
@@ -110,7 +110,7 @@ function standstill(
   const active = operational.filter(({ visible, paused }) => visible > 0 && !paused)
   const stalled = processes.filter(({ kind, status }) => kind === 'worker' && status === 'stalled')
   if (stalled.length > 0 && active.length > 0) {
-    const what = `${some(stalled.length, 'worker')} ${is(stalled.length)} stalled while messages wait in ${some(active.length, 'queue')}`
+    const what = `${counted(stalled.length, 'worker')} ${is(stalled.length)} stalled while messages wait in ${counted(active.length, 'queue')}`
     return [{ ...about('WORKER_STALLED', 'stalled', active, what), count: stalled.length }]
   }
   const live = processes.filter(drains)
@@ -124,7 +124,7 @@ function standstill(
       queue.claimed !== true,
   )
   if (neglected.length === 0) return []
-  const what = `messages of ${some(neglected.length, 'queue')} were never claimed although ${some(live.length, 'process', 'processes')} ${live.length === 1 ? 'is' : 'are'} there to do so`
+  const what = `messages of ${counted(neglected.length, 'queue')} were never claimed although ${counted(live.length, 'process', 'processes')} ${is(live.length)} there to do so`
   return [about('NEVER_CLAIMED', 'stalled', neglected, what)]
 }
 
@@ -148,17 +148,17 @@ function backlogs(
     ...flag(
       nobody,
       'NO_WORKER',
-      count => `messages wait in ${some(count, 'queue')} and no worker is running`,
+      count => `messages wait in ${counted(count, 'queue')} and no worker is running`,
     ),
     ...flag(
       paused,
       'PAUSED_BACKLOG',
-      count => `${some(count, 'paused queue')} ${count === 1 ? 'holds' : 'hold'} messages`,
+      count => `${counted(count, 'paused queue')} ${count === 1 ? 'holds' : 'hold'} messages`,
     ),
     ...flag(
       undrained,
       'UNDRAINED_BACKLOG',
-      count => `messages wait in ${some(count, 'queue')} for which no worker and no handler is configured`,
+      count => `messages wait in ${counted(count, 'queue')} for which no worker and no handler is configured`,
     ),
   ]
 }
@@ -174,14 +174,14 @@ function locked(queues: readonly QueueFacts[]): Finding[] {
     queues.filter(({ readable }) => !readable),
     'QUEUE_LOCKED',
     count =>
-      `${some(count, 'queue')} could not be looked at, because a transaction holds a lock on the table`,
+      `${counted(count, 'queue')} could not be looked at, because a transaction holds a lock on the table`,
   )
 }
 
 function stale(processes: readonly Process[]): Finding[] {
   const gone = processes.filter(({ status }) => status === 'stale').length
   if (gone === 0) return []
-  const reason = `${some(gone, 'process', 'processes')} wrote no heartbeat for more than 5 minutes`
+  const reason = `${counted(gone, 'process', 'processes')} wrote no heartbeat for more than 5 minutes`
   return [{ code: 'PROCESS_STALE', severity: 'degraded', count: gone, reason }]
 }
 
@@ -189,7 +189,7 @@ function deadLetters(queues: readonly QueueFacts[]): Finding[] {
   return flag(
     queues.filter(({ kind, depth }) => kind === 'dlq' && depth > 0),
     'DLQ_NOT_EMPTY',
-    count => `${some(count, 'dead-letter queue')} ${is(count)} not empty`,
+    count => `${counted(count, 'dead-letter queue')} ${is(count)} not empty`,
   )
 }
 
@@ -204,7 +204,7 @@ function unregisteredStreams(queues: readonly QueueFacts[]): Finding[] {
     queues.filter(({ unlisted }) => unlisted),
     'UNREGISTERED_STREAMS',
     count =>
-      `${some(count, 'stream queue')} ${is(count)} missing in pgbus_stream_queues; run "pgbus streams backfill" of the client that made them`,
+      `${counted(count, 'stream queue')} ${is(count)} missing in pgbus_stream_queues; run "pgbus streams backfill" of the client that made them`,
   )
 }
 
@@ -214,7 +214,7 @@ function eventLoopLag(processes: readonly Process[]): Finding[] {
   )
   if (late.length === 0) return []
   const list = late.map(({ kind, pid, eventLoopLagMs }) => `${kind} ${pid} (${eventLoopLagMs} ms)`)
-  const reason = `the event loop of ${some(late.length, 'process', 'processes')} is blocked: ${shorten(list)}`
+  const reason = `the event loop of ${counted(late.length, 'process', 'processes')} is blocked: ${listed(list)}`
   return [{ code: 'EVENT_LOOP_LAG', severity: 'degraded', count: late.length, reason }]
 }
 
@@ -230,12 +230,10 @@ function drains({ kind, status }: Process): boolean {
 function drainedBy({ workers }: VerdictRules, processes: readonly Process[]): (queue: QueueFacts) => boolean {
   const live = processes.filter(drains)
   const entries = [...workers.flatMap(({ queues }) => queues), ...live.flatMap(({ queues }) => queues)]
-  const names = new Set(entries.filter(entry => !isWildcard(entry)))
-  const beginnings = entries.filter(isWildcard).map(entry => entry.slice(0, -1))
+  const isListed = queueMatcher(entries)
+  const isNamed = queueMatcher(entries.filter(entry => !isWildcard(entry)))
   const hasConsumer = live.some(({ kind }) => kind === 'consumer')
-  return ({ name, kind }) =>
-    names.has(name) ||
-    (kind === 'event' ? hasConsumer : beginnings.some(beginning => name.startsWith(beginning)))
+  return ({ name, kind }) => (kind === 'event' ? hasConsumer || isNamed(name) : isListed(name))
 }
 
 function flag(queues: readonly QueueFacts[], code: SignalCode, reason: (count: number) => string): Finding[] {
@@ -254,17 +252,8 @@ function about(
     severity,
     count: queues.length,
     queues: names.slice(0, namesShown),
-    reason: `${what}: ${shorten(names)}`,
+    reason: `${what}: ${listed(names)}`,
   }
-}
-
-function shorten(names: readonly string[]): string {
-  const more = names.length - namesShown
-  return `${names.slice(0, namesShown).join(', ')}${more > 0 ? ` (+${more} more)` : ''}`
-}
-
-function some(count: number, one: string, many = `${one}s`): string {
-  return `${count} ${count === 1 ? one : many}`
 }
 
 function is(count: number): string {

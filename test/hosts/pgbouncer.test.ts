@@ -3,6 +3,7 @@ import { ledgerTable } from '../fixtures/jobs/ledger.ts'
 import { createDatabase } from '../support/database.ts'
 import { createTestPgbus } from '../support/instance.ts'
 import { startPgBouncer } from '../support/pgbouncer.ts'
+import { compiled, spawnNode } from '../support/spawn.ts'
 import { waitFor } from '../support/wait-for.ts'
 import { spawnJobs } from './job-host.ts'
 
@@ -72,5 +73,18 @@ t.test('given PgBouncer in transaction mode', async t => {
     t.strictSame(await done(), all())
     host.signal('SIGTERM')
     t.strictSame(await host.exited, { code: 0, signal: null })
+  })
+
+  t.test('when it is asked how the cluster is, then it answers', async t => {
+    t.match(await pgbus.health(), { status: 'OK', summary: { queues: 1 } })
+  })
+
+  t.test('when the doctor is asked, then it finds that LISTEN goes through it', async t => {
+    const doctor = spawnNode(t, compiled('bin/pgbus.ts'), ['doctor'], {
+      env: { PGBUS_DATABASE_URL: through, PGBUS_CONNECTION_GUC_MODE: 'session' },
+    })
+    await new Promise(resolve => doctor.child.once('close', resolve))
+    t.match(doctor.output(), /!! Dedicated connections +notify .* do not arrive/)
+    t.strictSame(await doctor.exited, { code: 0, signal: null })
   })
 })
