@@ -57,7 +57,15 @@ const rooms: Record<string, readonly string[]> = {
   ],
   'lib/processes/web': ['lib/core', 'lib/config', 'lib/db', 'lib/streams', 'lib/pgbus', 'lib/processes'],
   'lib/processes': ['lib/core', 'lib/config', 'lib/db'],
-  'lib/doctor': ['lib/core', 'lib/config', 'lib/db', 'lib/pgmq', 'lib/jobs', 'lib/processes/supervisor'],
+  'lib/doctor': [
+    'lib/core',
+    'lib/config',
+    'lib/db',
+    'lib/pgmq',
+    'lib/jobs',
+    'lib/events',
+    'lib/processes/supervisor',
+  ],
   'lib/client': [],
   'lib/index': [
     'lib/core',

@@ -2,7 +2,13 @@
 import type { ResolvedConfig } from '../config/options.ts'
 import { queueMatcher } from '../config/queue-names.ts'
 import { counted } from '../core/wording.ts'
-import { activeWorkers, planSlots, poolSize, queuesOf } from '../processes/supervisor/roles.ts'
+import {
+  activeConsumers,
+  activeWorkers,
+  planSlots,
+  poolSize,
+  queuesOf,
+} from '../processes/supervisor/roles.ts'
 import { type Check, fail, ok, warn } from './check.ts'
 
 /** A configuration with an error makes no instance, and no diagnosis but that one. */
@@ -44,12 +50,15 @@ const budget: Check = {
 
 function hostBudget(config: ResolvedConfig): string {
   const slots = planSlots(config)
-  const readers = slots.filter(({ spec }) => queuesOf(spec).length > 0).length
+  const readers = slots.filter(({ spec }) => listens(spec)).length
   const { enabled, scope } = config.notify
   const direct = !enabled || readers === 0 ? 0 : scope === 'supervisor' ? 1 : readers
   const pooled = slots.reduce((sum, { spec }) => sum + poolSize(config, spec), 0)
-  const entries = activeWorkers(config).length
-  return `per job host ${counted(direct, 'LISTEN connection')} and at most ${counted(pooled, 'pooled one')} for ${counted(entries, 'worker entry', 'worker entries')} in ${counted(slots.length, 'process', 'processes')}`
+  const entries = [
+    counted(activeWorkers(config).length, 'worker entry', 'worker entries'),
+    counted(activeConsumers(config).length, 'consumer'),
+  ]
+  return `per job host ${counted(direct, 'LISTEN connection')} and at most ${counted(pooled, 'pooled one')} for ${entries.join(' and ')} in ${counted(slots.length, 'process', 'processes')}`
 }
 
 function webBudget({ streams }: ResolvedConfig): string {

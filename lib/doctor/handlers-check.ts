@@ -1,6 +1,8 @@
 import { queueMatcher } from '../config/queue-names.ts'
 import { counted, listed } from '../core/wording.ts'
 import { sqlState } from '../db/database.ts'
+import { uncovered } from '../events/consumers.ts'
+import { definedHandlers } from '../events/define.ts'
 import { findJob } from '../jobs/define.ts'
 import { queueTable } from '../pgmq/statements.ts'
 import { findModules, importModules } from '../processes/supervisor/imports.ts'
@@ -9,7 +11,7 @@ import { type Check, ok, type Subject, warn } from './check.ts'
 /** Of each queue the newest: enough to see what was deployed last, and quick on any queue. */
 const newest = 100
 
-/** Imports the modules of `imports` into this process, and looks for jobs that nobody has defined then. */
+/** Imports the modules of `imports` into this process, and looks for jobs and events that nobody handles then. */
 export const handlers: Check = {
   name: 'Handlers',
   async examine(subject) {
@@ -21,9 +23,11 @@ export const handlers: Check = {
       .filter(({ task }) => !findJob(task.job))
       .map(({ key, task }) => `${key} (${task.job})`)
     const waiting = await undefinedJobs(subject)
+    const unheard = uncovered(definedHandlers(), config).map(handler => handler.name)
     const problems = [
       ...unmatched.map(pattern => `nothing matches "${pattern}" (imports)`),
       ...(undefinedTasks.length > 0 ? [`recurring tasks without a job: ${listed(undefinedTasks)}`] : []),
+      ...(unheard.length > 0 ? [`no consumer for event handlers: ${listed(unheard)}`] : []),
       ...(waiting.length > 0 ? [`jobs wait that nobody defines: ${listed(waiting)}`] : []),
     ]
     if (problems.length > 0) return warn(problems.join('; '))

@@ -45,7 +45,7 @@ export interface ProcessFacts {
   silence: number
   /** What lay between its loop's last round and its last heartbeat; null: it does not tell. */
   loopAge: number | null
-  /** Logical names and patterns that a worker reads. */
+  /** Logical names and patterns that a worker or consumer reads. */
   queues: readonly string[]
   eventLoopLagMs: number | null
 }

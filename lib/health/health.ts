@@ -5,6 +5,7 @@ import { HealthTimeoutError, SchemaNotReadyError } from '../core/errors.ts'
 import type { Logger } from '../core/log.ts'
 import type { Connector } from '../db/connector.ts'
 import { sqlState } from '../db/database.ts'
+import { handlerQueues } from '../pgmq/handler-queues.ts'
 import { HealthConnection } from './connection.ts'
 import { readFacts } from './facts.ts'
 import { type HealthVerdict, judge } from './verdict.ts'
@@ -45,7 +46,7 @@ export class Health {
     )
     if (facts.oldestTransaction instanceof Error)
       this.#log.warn({ err: facts.oldestTransaction }, 'statistics of the database could not be read')
-    return judge(facts, { ...this.#config, unreadGrace })
+    return judge(facts, { ...this.#config, unreadGrace, handlerQueues })
   }
 
   close(): Promise<void> {

@@ -54,7 +54,12 @@ export interface HealthVerdict {
   }
 }
 
-export type VerdictRules = StatusRules & Pick<ResolvedConfig, 'workers'> & { unreadGrace: number }
+export type VerdictRules = StatusRules &
+  Pick<ResolvedConfig, 'workers'> & {
+    unreadGrace: number
+    /** Logical names of queues of event handlers. */
+    handlerQueues: Iterable<string>
+  }
 
 type Process = ProcessFacts & { status: ProcessStatus }
 type Finding = HealthSignal & { reason: string }
@@ -224,16 +229,20 @@ function drains({ kind, status }: Process): boolean {
 }
 
 /**
- * Whether somebody is meant to take the messages of a queue: a worker of this configuration, or one that runs
- * somewhere with another. Patterns find queues of jobs only; those that a routing pattern feeds belong to consumers.
+ * Whether somebody is meant to take the messages of a queue: a worker of this configuration, a handler of this process,
+ * or a worker or consumer that runs somewhere with others. Patterns find queues of jobs only.
  */
-function drainedBy({ workers }: VerdictRules, processes: readonly Process[]): (queue: QueueFacts) => boolean {
+function drainedBy(
+  { workers, handlerQueues }: VerdictRules,
+  processes: readonly Process[],
+): (queue: QueueFacts) => boolean {
   const live = processes.filter(drains)
-  const entries = [...workers.flatMap(({ queues }) => queues), ...live.flatMap(({ queues }) => queues)]
-  const isListed = queueMatcher(entries)
-  const isNamed = queueMatcher(entries.filter(entry => !isWildcard(entry)))
-  const hasConsumer = live.some(({ kind }) => kind === 'consumer')
-  return ({ name, kind }) => (kind === 'event' ? hasConsumer || isNamed(name) : isListed(name))
+  const entries = [...workers, ...live].flatMap(({ queues }) => queues)
+  const isRead = queueMatcher(entries)
+  const isNamed = queueMatcher([...entries.filter(entry => !isWildcard(entry)), ...handlerQueues])
+  // Those of other clients tell their topics only.
+  const isAnybodys = live.some(({ kind, queues }) => kind === 'consumer' && queues.length === 0)
+  return ({ name, kind }) => isNamed(name) || (kind === 'event' ? isAnybodys : isRead(name))
 }
 
 function flag(queues: readonly QueueFacts[], code: SignalCode, reason: (count: number) => string): Finding[] {

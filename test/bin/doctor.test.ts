@@ -35,7 +35,7 @@ t.test('given an operator who asks what is wrong', async t => {
     const { code, stdout, output } = await run(t, env, '--json')
     t.equal(code, 0, output)
     const report = JSON.parse(stdout) as { checks: { name: string }[]; config: { database_url: string } }
-    t.match(report, { ok: true, config: { queue_prefix: 'pgbus', roles: 'workers, dispatcher, scheduler' } })
+    t.match(report, { ok: true, config: { queue_prefix: 'pgbus', roles: /^workers, .*dispatcher/ } })
     t.strictSame(
       report.checks.map(({ name }) => name),
       checks.map(({ name }) => name),

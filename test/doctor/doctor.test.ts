@@ -5,6 +5,7 @@ import type { PgbusConfig } from '../../lib/config/options.ts'
 import type { Check } from '../../lib/doctor/check.ts'
 import { checks, diagnose } from '../../lib/doctor/doctor.ts'
 import { reportLines, shownConfig } from '../../lib/doctor/report.ts'
+import { defineHandler } from '../../lib/events/define.ts'
 import { Pgbus } from '../../lib/pgbus.ts'
 import {
   createDatabase,
@@ -124,6 +125,7 @@ t.test('given something that is missing', async t => {
     await setUp.enqueue('who-knows', {}, { priority: 0 })
     await setUp.enqueue('who-knows-this', {}, { queue: 'sms_out' })
     await setUp.enqueue('not-ours', {}, { queue: 'elsewhere' })
+    defineHandler({ name: 'Unheard', on: 'orders.*' }, () => undefined)
     await setUp.recurring.upsert('nightly', { job: 'no-such-job', schedule: '@daily' })
     await db.query('DROP TRIGGER pgbus_notify_insert ON pgmq.q_pgbus_default_p0')
     const { ok, of } = await examine(t, db, config)
@@ -135,7 +137,7 @@ t.test('given something that is missing', async t => {
     t.match(of('LISTEN/NOTIFY'), /^warn: no insert trigger on pgbus_default_p0; workers poll/)
     t.equal(
       of('Handlers'),
-      'warn: nothing matches "nowhere/*.js" (imports); recurring tasks without a job: nightly (no-such-job); jobs wait that nobody defines: who-knows in pgbus_default_p0, who-knows-this in pgbus_sms_out_p1',
+      'warn: nothing matches "nowhere/*.js" (imports); recurring tasks without a job: nightly (no-such-job); no consumer for event handlers: Unheard; jobs wait that nobody defines: who-knows in pgbus_default_p0, who-knows-this in pgbus_sms_out_p1',
     )
     t.match(of('Broadcast queue'), /^warn: no worker of this configuration reads "broadcasts"/)
     const off = await examine(t, db, { notify: { enabled: false } }, ['LISTEN/NOTIFY'])
@@ -211,7 +213,7 @@ t.test('given connections', async t => {
       (await examine(t, shared, config, ['Connection budget'])).of('Connection budget')
     t.equal(
       await budget({ workers: 'default: 1', roles: 'workers', streams: { enabled: false } }),
-      'ok: per job host 1 LISTEN connection and at most 2 pooled ones for 1 worker entry in 1 process',
+      'ok: per job host 1 LISTEN connection and at most 2 pooled ones for 1 worker entry and 0 consumers in 1 process',
     )
     t.equal(
       await budget({
@@ -219,11 +221,12 @@ t.test('given connections', async t => {
           { queues: ['a'], concurrency: 4, processes: 2 },
           { queues: ['b'], concurrency: 3 },
         ],
-        roles: ['workers', 'dispatcher'],
+        consumers: [{ topics: ['#'] }],
+        roles: ['workers', 'consumers'],
         notify: { scope: 'fork' },
         streams: { listenScope: 'process', pool: { size: 1 } },
       }),
-      'ok: per job host 3 LISTEN connections and at most 13 pooled ones for 2 worker entries in 4 processes; streams: 1 LISTEN connection per web process and at most 1 pooled one per web process',
+      'ok: per job host 4 LISTEN connections and at most 16 pooled ones for 2 worker entries and 1 consumer in 4 processes; streams: 1 LISTEN connection per web process and at most 1 pooled one per web process',
     )
     t.match(await budget({ notify: { enabled: false } }), /^ok: per job host 0 LISTEN connections/)
   })

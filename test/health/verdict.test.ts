@@ -6,6 +6,7 @@ import { judge, type SignalCode } from '../../lib/health/verdict.ts'
 const rules = {
   ...resolveConfig({ workers: [{ queues: ['default', 'mail'] }] }, {}),
   unreadGrace: 90_000,
+  handlerQueues: ['on_refund'],
 }
 const everything = { ...rules, ...resolveConfig({ workers: [{ queues: ['*'] }] }, {}) }
 
@@ -102,7 +103,28 @@ const cases: Case[] = [
   {
     when: 'only a consumer lives and the queue of a handler is not worked on',
     queues: [queue('on_order', { ...neglected, kind: 'event' })],
+    processes: [process({ kind: 'consumer', queues: ['on_order'] })],
+    signals: ['NEVER_CLAIMED'],
+    status: 'STALLED',
+  },
+  {
+    when: 'only consumers of other handlers live',
+    queues: [queue('on_order', { ...neglected, kind: 'event' })],
+    processes: [process({ kind: 'consumer', queues: ['on_refund'] })],
+    signals: ['UNDRAINED_BACKLOG'],
+    status: 'DEGRADED',
+  },
+  {
+    when: 'a consumer does not tell what it reads',
+    queues: [queue('on_order', { ...worked, kind: 'event' })],
     processes: [process({ kind: 'consumer' })],
+    signals: [],
+    status: 'OK',
+  },
+  {
+    when: 'this process has the handler, and no pattern feeds its queue any more',
+    queues: [queue('on_refund', neglected)],
+    processes: [process()],
     signals: ['NEVER_CLAIMED'],
     status: 'STALLED',
   },

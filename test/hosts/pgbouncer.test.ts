@@ -83,7 +83,7 @@ t.test('given PgBouncer in transaction mode', async t => {
     const doctor = spawnNode(t, compiled('bin/pgbus.ts'), ['doctor'], {
       env: { PGBUS_DATABASE_URL: through, PGBUS_CONNECTION_GUC_MODE: 'session' },
     })
-    await new Promise(resolve => doctor.child.once('close', resolve))
+    await new Promise(resolve => doctor.child.stdout?.once('close', resolve))
     t.match(doctor.output(), /!! Dedicated connections +notify .* do not arrive/)
     t.strictSame(await doctor.exited, { code: 0, signal: null })
   })
