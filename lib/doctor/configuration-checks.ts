@@ -5,9 +5,9 @@ import { counted } from '../core/wording.ts'
 import {
   activeConsumers,
   activeWorkers,
+  listens,
   planSlots,
   poolSize,
-  queuesOf,
 } from '../processes/supervisor/roles.ts'
 import { type Check, fail, ok, warn } from './check.ts'
 
