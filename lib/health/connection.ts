@@ -25,12 +25,22 @@ export class HealthConnection {
    * thrown at once, and the connection is cut in the middle of whatever it does.
    */
   async run<T>(work: (client: pg.Client) => Promise<T>, signal: AbortSignal): Promise<T> {
+    try {
+      return await this.#run(work, signal)
+    } catch (error) {
+      // Whatever the driver says of a connection that was cut then.
+      if (this.#closed) throw closedError(error)
+      throw error
+    }
+  }
+
+  async #run<T>(work: (client: pg.Client) => Promise<T>, signal: AbortSignal): Promise<T> {
     const kept = this.#take()
     if (kept) {
       try {
         return await this.#use(kept, work, signal)
       } catch (error) {
-        if (signal.aborted || !isConnectionError(error)) throw error
+        if (signal.aborted || this.#closed || !isConnectionError(error)) throw error
       }
     }
     return this.#use(await this.#connect(signal), work, signal)
@@ -58,7 +68,6 @@ export class HealthConnection {
   }
 
   async #connect(signal: AbortSignal): Promise<pg.Client> {
-    this.#assertOpen()
     const connecting = this.#connector.connect({
       target: 'base',
       applicationName: 'pgbus-health',
@@ -67,7 +76,7 @@ export class HealthConnection {
     })
     try {
       const client = await unlessAborted(connecting, signal)
-      this.#assertOpen()
+      if (this.#closed) throw closedError()
       return client
     } catch (error) {
       // What arrives late is of no use to anybody.
@@ -96,10 +105,10 @@ export class HealthConnection {
     const kept = this.#take()
     if (kept) void destroyClient(kept)
   }
+}
 
-  #assertOpen(): void {
-    if (this.#closed) throw new ClosedError('this pgbus instance was closed meanwhile')
-  }
+function closedError(cause?: unknown): ClosedError {
+  return new ClosedError('this pgbus instance was closed meanwhile', { cause })
 }
 
 /** The client's own methods, which its types do not tell of. */

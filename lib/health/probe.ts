@@ -1,5 +1,6 @@
 import type { ResolvedConfig } from '../config/options.ts'
 import { redactText } from '../config/redact.ts'
+import { ClosedError } from '../core/errors.ts'
 import type { Logger } from '../core/log.ts'
 import { type ProbeReply, readyReply, routeProbe } from '../core/probes.ts'
 import type { Report } from '../core/report.ts'
@@ -54,7 +55,8 @@ export class HealthProbe {
       // A degraded cluster still does its work; fewer processes would not help it.
       return readyReply(verdict.status !== 'STALLED', toWire(verdict))
     } catch (error) {
-      this.#tell(error)
+      // An application that ends answers its last probes so.
+      if (!(error instanceof ClosedError)) this.#tell(error)
       return readyReply(false, { status: 'ERROR', error: redactText(driverMessage(error), config) })
     }
   }

@@ -137,6 +137,19 @@ t.test('given a cluster', async t => {
     t.match(summary, { workers: 2, stalledWorkers: 1, staleProcesses: 1 })
   })
 
+  t.test('when the clock of this process is wrong, then that of the database counts', async t => {
+    const { db, pgbus, codes } = await setup(t)
+    await addProcess(db, 'worker')
+    await pgbus.enqueue('note', {})
+    const { now } = Date
+    t.teardown(() => {
+      Date.now = now
+    })
+    Date.now = () => now() + 3_600_000
+    t.strictSame(await codes(), [])
+    t.ok(Math.abs((await pgbus.health()).checkedAt.getTime() - now()) < 600_000)
+  })
+
   t.test('when a queue is paused, then it is degraded until the pause is over', async t => {
     const { db, pgbus, codes } = await setup(t, { priority: { levels: 2 } })
     await addProcess(db, 'worker')
@@ -319,7 +332,9 @@ CREATE FUNCTION pgbus_queue_health(text, float8, int) RETURNS SETOF text LANGUAG
       name: 'TypeError',
       message: 'unreadGrace must be',
     })
+    const asked = pgbus.health()
     await pgbus.close()
+    await t.rejects(asked, { code: 'PGBUS_ERR_CLOSED' }, 'while it was asked')
     await t.rejects(pgbus.health(), { code: 'PGBUS_ERR_CLOSED' })
   })
 })

@@ -1,6 +1,7 @@
 import t from 'tap'
 import { resolveConfig } from '../../lib/config/resolve.ts'
 import { deferred } from '../../lib/core/deferred.ts'
+import { ClosedError } from '../../lib/core/errors.ts'
 import { HealthProbe } from '../../lib/health/probe.ts'
 import type { HealthStatus, HealthVerdict } from '../../lib/health/verdict.ts'
 import { quiet } from '../support/quiet-log.ts'
@@ -125,6 +126,15 @@ t.test('given the probes of a cluster', async t => {
     }
     await rig.ready()
     t.equal(rig.reports, 2)
+  })
+
+  t.test('when the application ends, then it is not ready, and nothing is reported', async t => {
+    const rig = setup()
+    rig.check = async () => {
+      throw new ClosedError('closed')
+    }
+    t.equal((await rig.ready()).code, 503)
+    t.equal(rig.reports, 0)
   })
 
   t.test('when an error quotes secrets, then the answer does not', async t => {
