@@ -84,6 +84,7 @@ const rooms: Record<string, readonly string[]> = {
     'lib/core',
     'lib/config',
     'lib/db',
+    'lib/health',
     'lib/pgbus',
     'lib/processes',
     'lib/processes/supervisor',

@@ -4,6 +4,7 @@ import { toError } from '../core/report.ts'
 import { isConnectionError } from '../db/database.ts'
 import { logicalOf } from '../pgmq/names.ts'
 import { pausedQueues } from '../pgmq/queue-states.ts'
+import { loopAgeSql, silenceSql } from './process-list.ts'
 
 /** Everything that the verdict depends on. Ages are by the clock of the database, in seconds. */
 export interface Facts {
@@ -58,9 +59,7 @@ const facts = `SELECT clock_timestamp() AS at,
   ARRAY(${pausedQueues.text}) AS paused,
   (SELECT coalesce(jsonb_agg(jsonb_build_object(
      'kind', kind, 'pid', pid, 'queues', metadata->'queues',
-     'silence', extract(epoch FROM (clock_timestamp() AT TIME ZONE 'UTC') - coalesce(last_heartbeat_at, created_at)),
-     'loopAge', CASE WHEN jsonb_typeof(metadata->'loop_tick_at') = 'number'
-                     THEN extract(epoch FROM last_heartbeat_at) - (metadata->>'loop_tick_at')::numeric END,
+     'silence', ${silenceSql}, 'loopAge', ${loopAgeSql},
      'eventLoopLagMs', CASE WHEN jsonb_typeof(metadata->'event_loop_lag_ms') = 'number' THEN metadata->'event_loop_lag_ms' END
    ) ORDER BY kind, created_at), '[]') FROM pgbus_processes) AS processes`
 

@@ -19,6 +19,27 @@ t.test('given an operator at a terminal', async t => {
     }
   })
 
+  t.test('when there are processes, then it is told how they are', async t => {
+    await db.query(`INSERT INTO pgbus_processes (kind, hostname, pid, metadata, last_heartbeat_at, created_at, updated_at)
+SELECT kind, 'there', pid, metadata::jsonb || jsonb_build_object('loop_tick_at', extract(epoch FROM clock_timestamp()) - tick),
+       now AT TIME ZONE 'UTC' - silence * interval '1 s', now, now
+  FROM clock_timestamp() AS now, (VALUES ('worker', 1, 0, 1, '{"queues":["mail"],"busy":1,"capacity":5}'),
+    ('worker', 2, 0, 95, '{}'), ('supervisor', 3, 400, 0, '{}')) AS v (kind, pid, silence, tick, metadata)`)
+    const { code, stdout } = await run('status')
+    t.equal(code, 0)
+    t.match(stdout, /^supervisor +there +3 +40\d +stale/m)
+    t.match(stdout, /^worker +there +1 +\d +healthy +mail +1\/5$/m)
+    t.match(stdout, /^worker +there +2 +\d +stalled/m)
+    t.match((await run('status', '--json')).json(), {
+      processes: [
+        { kind: 'supervisor', host: 'there', pid: 3, heartbeatAge: Number, status: 'stale' },
+        { kind: 'worker', pid: 1, status: 'healthy', metadata: { queues: ['mail'] } },
+        { kind: 'worker', pid: 2, status: 'stalled' },
+      ],
+    })
+    await db.query('DELETE FROM pgbus_processes')
+  })
+
   t.test('when there are queues, then they are counted, paused and resumed', async t => {
     await pgbus.enqueueMany([1, 2, 3].map(args => ({ job: 'send', args, queue: 'mail' })))
     t.match((await run('queues', 'list')).stdout, /QUEUE +DEPTH.*\npgbus_mail +3 +3 +\d+ +3$/m)
