@@ -17,6 +17,10 @@ async function main(): Promise<number> {
     .option('-c, --config <file>', 'configuration file')
     .option('-p, --port <port>', 'TCP port; 0: a free one', toPort)
     .option('-H, --host <host>', 'address or host name to listen on')
+    .option(
+      '-b, --bind <uri...>',
+      'addresses instead: tcp://host:port, ssl://host:port, unix:///path?mode=0660',
+    )
     .option('-w, --workers <n>', 'worker processes, or "auto"; 0: serve from this process', toWorkers)
     .option('--directory <path>', 'working directory of workers; may be a symbolic link')
     .version(version)
@@ -50,6 +54,7 @@ interface Flags {
   host?: string
   workers?: number | 'auto'
   directory?: string
+  bind?: string[]
 }
 
 function toPort(text: string): number {

@@ -31,6 +31,12 @@ export function crossCheck(
   }
   if (config.health.port !== null && config.health.port === config.web.port)
     issues.push({ path: 'health.port', rule: 'is also web.port', received: String(config.health.port) })
+  if (config.web.tls === null && config.web.bind.some(bind => bind.startsWith('ssl://')))
+    issues.push({
+      path: 'web.tls',
+      rule: 'is required for an address that begins with ssl://',
+      received: 'null',
+    })
   if (config.web.workerTimeout <= config.web.checkInterval)
     issues.push({
       path: 'web.workerTimeout',

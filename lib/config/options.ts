@@ -187,6 +187,15 @@ export interface ResolvedConfig {
     readonly app: string | null
     readonly host: string
     readonly port: number
+    /** Replaces host and port when it is not empty. */
+    readonly bind: readonly string[]
+    readonly tls: {
+      readonly key: string
+      readonly cert: string
+      readonly ca?: string
+      readonly passphrase?: string
+      readonly http2?: boolean
+    } | null
     readonly workers: number
     readonly shutdownTimeout: number
     readonly bootTimeout: number

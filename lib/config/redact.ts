@@ -90,7 +90,7 @@ function redactValue(value: unknown, path: readonly string[]): unknown {
   const key = path.at(-1) ?? ''
   if (value === null || value === undefined || typeof value === 'boolean') return value
   if (urlKey.test(key) && typeof value === 'string') return redactUrl(value)
-  if (secretKey.test(key) || (path.includes('ssl') && tlsSecrets.has(key)))
+  if (secretKey.test(key) || ((path.includes('ssl') || path.includes('tls')) && tlsSecrets.has(key)))
     return Array.isArray(value) && value.length === 0 ? value : replacement
   if (typeof value === 'string') return anyUrl.test(value) && value.includes('@') ? redactUrl(value) : value
   if (typeof value === 'function') return `[function ${value.name}]`

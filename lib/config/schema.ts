@@ -1,4 +1,5 @@
 import { availableParallelism } from 'node:os'
+import { parseBind } from './binds.ts'
 import { consumerList } from './consumers.ts'
 import { recurringTasks } from './recurring-tasks.ts'
 import { roleList } from './roles.ts'
@@ -74,6 +75,27 @@ const webWorkers = custom('integer ≥ 0 or `auto`', 'text', (value): Checked =>
   return Number.isSafeInteger(count) && (count as number) >= 0
     ? { value: count }
     : { rule: 'must be an integer of zero or more or "auto"' }
+})
+const binds = custom('array of addresses', 'list', (value): Checked => {
+  if (!Array.isArray(value)) return { rule: 'must be an array of addresses such as "tcp://0.0.0.0:3000"' }
+  for (const item of value) {
+    const parsed = typeof item === 'string' ? parseBind(item) : { rule: 'must be an address' }
+    if ('rule' in parsed) return { rule: `${JSON.stringify(item)} ${parsed.rule}` }
+  }
+  return { value }
+})
+const tlsKeys = ['key', 'cert', 'ca', 'passphrase']
+const tls = custom('{ key, cert, ca?, passphrase?, http2? } or null', 'json', (value): Checked => {
+  if (value === null) return { value }
+  if (typeof value !== 'object' || Array.isArray(value)) return { rule: 'must be { key, cert } or null' }
+  const { http2, ...texts } = value as Record<string, unknown>
+  if (http2 !== undefined && typeof http2 !== 'boolean') return { rule: 'http2 must be true or false' }
+  for (const [name, text] of Object.entries(texts)) {
+    if (!tlsKeys.includes(name))
+      return { rule: `has no key "${name}"; there are ${tlsKeys.join(', ')} and http2` }
+    if (typeof text !== 'string' || text === '') return { rule: `${name} must be a path or PEM` }
+  }
+  return 'key' in texts && 'cert' in texts ? { value } : { rule: 'must have key and cert' }
 })
 const surge = custom('integer ≥ 0 or `all`', 'text', (value): Checked => {
   const count = typeof value === 'string' && /^\d+$/.test(value) ? Number(value) : value
@@ -747,6 +769,20 @@ const sections: [title: string, rows: Row[]][] = [
         3_000,
         true,
         'Port that `pgbus-web` listens on, 0: a free one; `PORT` sets it too.',
+      ],
+      [
+        'web.bind',
+        binds,
+        [],
+        true,
+        'Addresses instead of host and port: `tcp://host:port`, `ssl://host:port`, `unix:///path?mode=0660`, `fd://3`.',
+      ],
+      [
+        'web.tls',
+        tls,
+        null,
+        false,
+        'Certificate of `ssl://` addresses; `key`, `cert` and `ca` are paths or PEM, `http2: true` adds HTTP/2.',
       ],
       [
         'web.workers',

@@ -5,7 +5,9 @@ import { withDeadline } from '../../core/sleep.ts'
 import { Pgbus } from '../../pgbus.ts'
 import type { WebWorkerStats } from '../messages.ts'
 import { type App, loadApp } from './app-module.ts'
+import { bindsOf } from './bind.ts'
 import { Connections } from './connections.ts'
+import { Listeners } from './listeners.ts'
 import { VitalSigns } from './vital-signs.ts'
 
 /** What the last steps of a drain may take after the application had its time. */
@@ -42,6 +44,7 @@ export class AppHost {
   readonly #draining = new AbortController()
   #app: App | undefined
   #connections: Connections | undefined
+  #listeners: Listeners | undefined
   #drained: Promise<void> | undefined
 
   constructor({ config, app, index, phase = 0 }: AppHostOptions) {
@@ -73,7 +76,6 @@ export class AppHost {
 
   /** Imports the application and listens. Resolves to the URLs; to none when draining began meanwhile. */
   async boot(): Promise<string[]> {
-    const { host, port } = this.#config.web
     const app = await loadApp(this.#path, {
       pgbus: this.#pgbus,
       config: this.#config,
@@ -88,7 +90,9 @@ export class AppHost {
     }
     this.#app = app
     this.#connections = new Connections(app.server)
-    return await app.listen({ host, port })
+    const { tls } = this.#config.web
+    this.#listeners = new Listeners({ app, connections: this.#connections, tls })
+    return await this.#listeners.open(bindsOf(this.#config.web))
   }
 
   /**
@@ -125,6 +129,7 @@ export class AppHost {
    * comes only when clients have let go of them, or have had the time to.
    */
   async #closeApp(app: App, idle: number): Promise<void> {
+    this.#listeners?.close()
     const quiet = this.#connections?.refuse(idle)
     const endStreams = () => this.#attempt('end event streams', () => this.#pgbus.streams.drain())
     // Event streams hold their connections until they are told to come back elsewhere; one may still begin on a

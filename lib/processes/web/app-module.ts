@@ -1,12 +1,12 @@
 import { createServer, type RequestListener, type Server } from 'node:http'
-import type { AddressInfo } from 'node:net'
+import { Server as TlsServer } from 'node:tls'
 import { pathToFileURL } from 'node:url'
 import type { FastifyInstance, FastifyPluginCallback, FastifyServerOptions } from 'fastify'
 import type { ResolvedConfig } from '../../config/options.ts'
 import { AppModuleError } from '../../core/errors.ts'
 import type { Logger } from '../../core/log.ts'
 import type { Pgbus } from '../../pgbus.ts'
-import { alreadyListening, type Bind, backlog, formatAddress, toListenError } from './bind.ts'
+import { alreadyListening, formatAddress } from './bind.ts'
 
 /** What an application module is given: first argument of `createApp`, options of a plugin. */
 export interface AppContext {
@@ -23,10 +23,18 @@ export interface AppContext {
 /** An application that can be served, whatever its module exported. */
 export interface App {
   readonly server: Server
+  /** Makes everything ready, without listening. */
+  ready(): Promise<void>
   /** Makes everything ready, then listens. Resolves to the URLs. */
-  listen(bind: Bind): Promise<string[]>
+  listen(where: ListenOptions): Promise<string[]>
   /** Resolves when running requests are finished and the application has closed what it opened. */
   close(): Promise<void>
+}
+
+export interface ListenOptions {
+  host: string
+  port: number
+  backlog: number
 }
 
 type Shape =
@@ -48,8 +56,7 @@ export async function loadApp(path: string, context: AppContext): Promise<App> {
   const app = await adapt(findResultShape(result, path), context)
   if (close === undefined) return app
   return {
-    server: app.server,
-    listen: bind => app.listen(bind),
+    ...app,
     close: async () => {
       try {
         await app.close()
@@ -167,14 +174,11 @@ function fastifyApp(app: FastifyInstance): App {
   allowOneListen(app.server as Server)
   return {
     server: app.server as Server,
-    listen: async bind => {
+    ready: async () => void (await app.ready()),
+    listen: async where => {
       await app.ready()
-      try {
-        await app.listen({ ...bind, backlog, listenTextResolver: address => `listening at ${address}` })
-      } catch (error) {
-        throw toListenError(error, bind)
-      }
-      return app.addresses().map(formatAddress)
+      await app.listen({ ...where, listenTextResolver: address => `listening at ${address}` })
+      return app.addresses().map(address => formatAddress(address, app.server instanceof TlsServer))
     },
     // Runs `preClose` (open event streams end), waits for running requests, then runs `onClose`.
     close: async () => {
@@ -187,19 +191,17 @@ function serverApp(server: Server): App {
   allowOneListen(server)
   return {
     server,
-    listen: bind =>
-      new Promise((resolve, reject) => {
-        const failed = (error: Error) => reject(toListenError(error, bind))
-        server.once('error', failed)
-        try {
-          server.listen({ ...bind, backlog }, () => {
-            server.removeListener('error', failed)
-            resolve([formatAddress(server.address() as AddressInfo)])
-          })
-        } catch (error) {
-          reject(toListenError(error, bind))
-        }
-      }),
+    ready: async () => undefined,
+    listen: async where => {
+      await new Promise<void>((resolve, reject) => {
+        server.once('error', reject)
+        server.listen(where, () => {
+          server.removeListener('error', reject)
+          resolve()
+        })
+      })
+      return [formatAddress(server.address(), server instanceof TlsServer)]
+    },
     // A server that is closed already answers with an error, but only after its last connection ended.
     close: () => new Promise(resolve => server.close(() => resolve())),
   }

@@ -66,7 +66,7 @@ export function clusterRunner({ options, setup: first, root, log }: ClusterRunne
 
 /** What this process itself goes by, and keeps until it is started again. */
 const kept: readonly [keys: string, of: (config: ResolvedConfig) => unknown][] = [
-  ['web.host and web.port', ({ web: { host, port } }) => [host, port]],
+  ['web.bind, web.host and web.port', ({ web: { bind, host, port } }) => [bind, host, port]],
   ['web.workers', ({ web }) => web.workers],
   ['web.hubSocket', ({ web }) => web.hubSocket],
   [

@@ -1,6 +1,6 @@
 import { createLogger, type Logger } from '../../core/log.ts'
 import type { HostReadyMessage } from '../messages.ts'
-import { formatBind, probeBind } from './bind.ts'
+import { bindsOf, formatBind, probeBind } from './bind.ts'
 import { clusterRunner } from './cluster-runner.ts'
 import type { RestartSignals } from './restart-signals.ts'
 import type { Runner } from './runner.ts'
@@ -30,9 +30,9 @@ export async function launch(options: LaunchOptions): Promise<number> {
     for (const { path, rule } of setup.warnings) log.warn({ key: path }, `configuration: ${path} ${rule}`)
 
     const single = config.web.workers === 0
-    const bind = { host: config.web.host, port: config.web.port }
-    process.title = `pgbus-web: ${single ? 'single' : 'primary'} ${options.version} (${formatBind(bind)})`
-    await probeBind(bind)
+    const binds = bindsOf(config.web)
+    process.title = `pgbus-web: ${single ? 'single' : 'primary'} ${options.version} (${binds.map(formatBind).join(', ')})`
+    for (const bind of binds) await probeBind(bind)
     if (setup.madeUpSecret !== undefined)
       log.info(
         'streams.secret is not set: one was made up for this run, and open pages do not survive a restart',

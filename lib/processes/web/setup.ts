@@ -16,6 +16,7 @@ export interface SetupOptions {
   host?: string | undefined
   port?: number | undefined
   workers?: number | 'auto' | undefined
+  bind?: readonly string[] | undefined
   directory?: string | undefined
   env: NodeJS.ProcessEnv
 }
@@ -40,13 +41,13 @@ export async function configure(
   options: SetupOptions,
   previous?: Pick<Setup, 'env' | 'madeUpSecret'>,
 ): Promise<Setup> {
-  const { app, host, port, workers, directory, file, env } = options
+  const { app, host, port, workers, bind, directory, file, env } = options
   const cwd = resolve(workingDirectory(env), directory ?? env.PGBUS_WEB_DIRECTORY ?? '.')
   const load = (overrides: PgbusConfig) =>
     loadConfig({
       cwd,
       env,
-      overrides: { web: { app, host, port, workers, directory }, ...overrides },
+      overrides: { web: { app, host, port, workers, bind, directory }, ...overrides },
       ...(file && { file: resolve(workingDirectory(env), file) }),
     })
   let loaded = await load({})
@@ -72,6 +73,7 @@ export async function configure(
     PGBUS_WEB_HOST: web.host,
     PGBUS_WEB_PORT: String(web.port),
     PGBUS_WEB_WORKERS: String(web.workers),
+    ...(web.bind.length > 0 && { PGBUS_WEB_BIND: web.bind.join(',') }),
     ...(previous?.env.PGBUS_STREAMS_HUB_SOCKET && {
       PGBUS_STREAMS_HUB_SOCKET: previous.env.PGBUS_STREAMS_HUB_SOCKET,
     }),

@@ -14,7 +14,7 @@ const fixture = (name: string) => compiled(`test/fixtures/web/${name}.ts`)
 /** Loads a module, asks it for `/`, closes it. */
 async function ask(t: Test, path: string): Promise<unknown> {
   const app = await loadApp(path, context)
-  const [address] = await app.listen({ host: '127.0.0.1', port: 0 })
+  const [address] = await app.listen({ host: '127.0.0.1', port: 0, backlog: 9 })
   t.teardown(() => app.close())
   const response = await fetch(`${address}/`, { headers: { connection: 'close' } })
   return response.json()
@@ -55,7 +55,7 @@ t.test(
      export const createApp = async () => ({ app, close: async () => globalThis.events.push('own') })`,
     )
     const app = await loadApp(path, context)
-    await app.listen({ host: '127.0.0.1', port: 0 })
+    await app.listen({ host: '127.0.0.1', port: 0, backlog: 9 })
     await app.close()
     t.same(events, ['server', 'own'])
   },
@@ -73,7 +73,7 @@ t.test(
     await t.rejects(loadApp(fixture('absent'), context), { code, message: /absent\.js does not exist/ })
     await t.rejects(loadApp(fixture('listens'), context), { code, message: /remove its listen\(\) call/ })
     const late = await loadApp(fixture('listens-late'), context)
-    await t.rejects(late.listen({ host: '127.0.0.1', port: 0 }), {
+    await t.rejects(late.listen({ host: '127.0.0.1', port: 0, backlog: 9 }), {
       code,
       message: /remove its listen\(\) call/,
     })
