@@ -54,7 +54,7 @@ export type { WorkerState, WorkerStats } from './jobs/worker.ts'
 export type { ConcurrencyOptions, LimitConflict } from './limits/concurrency.ts'
 export type { KeyScope } from './limits/keys.ts'
 export type { LockInfo, Locks } from './limits/locks.ts'
-export type { UniqueConflict, UniqueOptions } from './limits/unique.ts'
+export type { UniqueConflict, UniqueOptions, UniqueStrategy } from './limits/unique.ts'
 export type { Entries, OutboxEntry, OutboxPage, OutboxStats } from './outbox/entries.ts'
 export type {
   FlushResult,

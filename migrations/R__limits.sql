@@ -8,6 +8,7 @@
 drop function if exists pgbus_after_end(text, bigint[], jsonb[]);
 drop function if exists pgbus_finish(text, bigint[], int[], text, text, text, text[]);
 drop function if exists pgbus_replace_waiting(text, bigint, jsonb, jsonb, timestamptz);
+drop function if exists pgbus_admit(text, bigint, int, int, text, int, text);
 
 -- Whether something follows from the end of a message.
 create or replace function pgbus_is_tracked(message jsonb) returns boolean
@@ -152,14 +153,14 @@ begin
   end if;
 end $$;
 
--- A message as a dead letter keeps it. It has given its lock back, for good, and its slot: whoever runs it again has to
--- take one first.
+-- A message as a dead letter keeps it. It has given its lock back, that of its enqueue for good, and its slot: whoever
+-- runs it again has to take one first.
 create or replace function pgbus_dead_copy(message jsonb) returns jsonb
 language plpgsql stable set search_path from current as $$
 declare
   most int;
 begin
-  if message ? 'pgbus_uniqueness_key' then
+  if message ? 'pgbus_uniqueness_key' and message ->> 'pgbus_uniqueness_strategy' is distinct from 'while_executing' then
     message := message - 'pgbus_uniqueness_key' - 'pgbus_uniqueness_strategy';
   end if;
   if message ? 'pgbus_concurrency_key' and not message ? 'pgbus_limit' then
@@ -406,11 +407,50 @@ begin
   return replaced > 0;
 end $$;
 
--- Decides about a delivery that takes its slot now: `run`; `discard`; `parked`, it waits for a slot outside its queue,
--- as if it had not been read; `lost`, it is no longer this delivery. `most` and `policy`: as defined where it is to
--- run; null: as stored.
+-- Takes the lock of a message for as long as it runs. False: one that runs has it.
+create or replace function pgbus_lock_running(key text, physical text, message_id bigint) returns boolean
+language plpgsql set search_path from current set timezone to 'UTC' as $$
+declare
+  holder record;
+  runs boolean;
+begin
+  loop
+    insert into pgbus_uniqueness_keys (lock_key, queue_name, msg_id, strategy)
+    values (key, physical, message_id, 'while_executing') on conflict do nothing;
+    if found then
+      return true;
+    end if;
+    -- Locked: who comes from its process that died has to wait until it is decided who has it.
+    select u.queue_name, u.msg_id, u.strategy into holder from pgbus_uniqueness_keys u where u.lock_key = key for update;
+    continue when not found;
+    if holder.queue_name = physical and holder.msg_id = message_id then
+      -- Its process died.
+      return true;
+    end if;
+    runs := false;
+    if to_regclass(format('pgmq.%I', 'q_' || lower(holder.queue_name))) is not null then
+      -- One that waits in its queue does not run, unless its lock is that of its enqueue.
+      execute format('select m.vt > clock_timestamp() or $2 from pgmq.%I m where m.msg_id = $1', 'q_' || lower(holder.queue_name))
+        into runs using holder.msg_id, holder.strategy is distinct from 'while_executing';
+    elsif holder.strategy is distinct from 'while_executing' then
+      -- Of another client, or of a job that waits for a slot.
+      runs := true;
+    end if;
+    if runs then
+      return false;
+    end if;
+    update pgbus_uniqueness_keys u set queue_name = physical, msg_id = message_id, strategy = 'while_executing',
+           created_at = clock_timestamp()
+     where u.lock_key = key;
+    return true;
+  end loop;
+end $$;
+
+-- Decides about a delivery that takes its lock or its slot now: `run`; `wait`, another with its key runs; `discard`;
+-- `parked`, it waits for a slot outside its queue, as if it had not been read; `lost`, it is no longer this delivery.
+-- `lock_policy`, `most` and `policy`: as defined where it is to run; null: as stored.
 create or replace function pgbus_admit(
-  physical text, message_id bigint, reads int, most int, policy text, default_priority int, failed text
+  physical text, message_id bigint, reads int, lock_policy text, most int, policy text, default_priority int, failed text
 ) returns text
 language plpgsql set search_path from current set timezone to 'UTC' as $$
 declare
@@ -422,6 +462,11 @@ begin
     into waiting using message_id, reads;
   if waiting.message is null then
     return 'lost';
+  end if;
+  if waiting.message ->> 'pgbus_uniqueness_strategy' = 'while_executing' and waiting.message ? 'pgbus_uniqueness_key' then
+    if not pgbus_lock_running(waiting.message ->> 'pgbus_uniqueness_key', physical, message_id) then
+      return case lock_policy when 'discard' then 'discard' else 'wait' end;
+    end if;
   end if;
   rule := waiting.message -> 'pgbus_limit';
   limit_key := waiting.message ->> 'pgbus_concurrency_key';
@@ -439,6 +484,8 @@ begin
   end if;
   execute format('delete from pgmq.%I where msg_id = $1', 'q_' || physical) using message_id;
   delete from pgbus_failed_events f where f.queue_name = failed and f.msg_id = message_id;
+  delete from pgbus_uniqueness_keys u
+   where u.queue_name = physical and u.msg_id = message_id and u.strategy = 'while_executing';
   update pgbus_uniqueness_keys u set queue_name = 'pending', msg_id = 0
    where u.lock_key = waiting.message ->> 'pgbus_uniqueness_key' and u.queue_name = physical and u.msg_id = message_id;
   insert into pgbus_blocked_executions (concurrency_key, queue_name, payload, headers, priority, max_value, expires_at, created_at)

@@ -73,6 +73,7 @@ export interface Prepared {
   readonly due: { readonly delayMs: number } | { readonly at: number }
   /** Its place among those that wait for a slot. */
   readonly rank: number
+  /** To be taken now. */
   readonly unique: UniqueLock | undefined
   /** To be taken now. */
   readonly slot: NeededSlot | undefined
@@ -198,7 +199,7 @@ export class Enqueuer {
     }
     const message = writeEnvelope({
       name,
-      uniquenessKey: unique?.key,
+      lock: unique,
       concurrencyKey: slot?.key,
       laterSlot: isLater ? slot : undefined,
       jobId,
@@ -211,7 +212,7 @@ export class Enqueuer {
     this.#warnIfLarge(name, message)
     return {
       name,
-      unique,
+      unique: unique?.strategy === 'untilExecuted' ? unique : undefined,
       slot: isLater ? undefined : slot,
       rank: priority ?? this.#config.priority.default,
       physical: targetQueue(this.#config, queue, priority),

@@ -22,8 +22,8 @@ export interface NewJob {
   args: unknown
   enqueuedAt: Date
   scheduledAt: Date | null
-  /** Key of the lock that it holds until it has ended. */
-  uniquenessKey?: string | undefined
+  /** The lock that it holds until it has ended, or while it runs. */
+  lock?: { key: string; strategy: 'untilExecuted' | 'whileExecuting' } | undefined
   /** Key of the limit that it counts in. */
   concurrencyKey?: string | undefined
   /** It takes its slot when it is claimed: of so many, and what to do when there is none. */
@@ -48,9 +48,10 @@ export function writeEnvelope(job: NewJob): string {
     timezone: 'UTC',
     enqueued_at: timestamp(job.enqueuedAt),
     scheduled_at: job.scheduledAt === null ? null : timestamp(job.scheduledAt),
-    ...(job.uniquenessKey !== undefined && {
-      pgbus_uniqueness_key: job.uniquenessKey,
-      pgbus_uniqueness_strategy: 'until_executed',
+    ...(job.lock && {
+      pgbus_uniqueness_key: job.lock.key,
+      pgbus_uniqueness_strategy:
+        job.lock.strategy === 'whileExecuting' ? 'while_executing' : 'until_executed',
     }),
     ...(job.concurrencyKey !== undefined && { pgbus_concurrency_key: job.concurrencyKey }),
     ...(job.laterSlot && {

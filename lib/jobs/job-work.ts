@@ -27,8 +27,11 @@ export interface JobWorkOptions {
   pgbus: Pgbus
 }
 
-/** Until a message is looked at again whose slot could not be asked for. */
+/** Until a message is looked at again that could not be asked for. */
 const admissionRetryMs = 1_000
+/** Until one is looked at again while another with its key runs; spread, so that those that wait do not meet. */
+const runWaitMs = 5_000
+const runWaitSpread = 0.2
 
 /** What a worker does with jobs: each message names a definition, which has the function to run. */
 export class JobWork implements Work {
@@ -97,8 +100,8 @@ export class JobWork implements Work {
     return completion.used ? 'recorded' : { outcome: { kind: archive ? 'archive' : 'delete' } }
   }
 
-  /** Takes the slot that the job needs. What it ends with instead, if there is none. */
-  async #admit(lease: Lease, { name, concurrency }: JobDefinition): Promise<TaskEnd | undefined> {
+  /** Takes the lock and the slot that the job needs. What it ends with instead, if there is none. */
+  async #admit(lease: Lease, { name, unique, concurrency }: JobDefinition): Promise<TaskEnd | undefined> {
     const { config, pgbus, log, report } = this.#options
     const { physical, msgId } = lease.delivery
     let answer: Admission | undefined
@@ -106,7 +109,8 @@ export class JobWork implements Work {
     lease.writing = true
     try {
       const failed = failedName(config, physical)
-      const statement = admit(physical, lease.delivery, concurrency, config.priority.default, failed)
+      const rules = { unique, concurrency }
+      const statement = admit(physical, lease.delivery, rules, config.priority.default, failed)
       const { rows } = await pgbus.db.query<{ answer: Admission }>(statement)
       answer = rows[0]?.answer
     } catch (error) {
@@ -120,8 +124,16 @@ export class JobWork implements Work {
       case 'parked':
         log.debug({ job: name, queue: physical, msg_id: msgId }, 'job waits for others with its key to end')
         return 'parked'
+      case 'wait': {
+        const delayMs = Math.round(runWaitMs * (1 + runWaitSpread * (2 * Math.random() - 1)))
+        log.debug(
+          { job: name, queue: physical, msg_id: msgId },
+          'job waits for another with its key that runs',
+        )
+        return { outcome: { kind: 'release', delayMs } }
+      }
       case 'discard':
-        throw new DiscardJob('as many jobs with its key as are allowed have not ended yet')
+        throw new DiscardJob('as many jobs with its key as are allowed run, or have not ended yet')
       default:
         // Changes nothing and says so.
         return { outcome: { kind: 'release' } }

@@ -11,7 +11,7 @@ import {
   type Statement,
   sqlState,
 } from '../db/database.ts'
-import { buryTracked, finishTracked, isTracked } from '../limits/statements.ts'
+import { buryTracked, finishTracked, isLockedWhileRunning, isTracked } from '../limits/statements.ts'
 import { deadLetterName, failedName, logicalOf } from '../pgmq/names.ts'
 import type { Queues } from '../pgmq/queues.ts'
 import {
@@ -146,6 +146,7 @@ export class Outcomes {
     const token = { msgId, readCount }
     const failed = failedName(this.#config, physical)
     const tracked = isTracked(message)
+    const unlock = tracked && isLockedWhileRunning(message)
     switch (outcome.kind) {
       case 'archive':
       case 'delete': {
@@ -158,7 +159,9 @@ export class Outcomes {
       case 'retry':
         // A renewal that is executed after it would put off the next attempt.
         await lease.pauseRenewal()
-        return this.#group<RetryItem>('retry', physical, items => retryMany(physical, items, failed)).add({
+        return this.#group<RetryItem>(`retry ${unlock}`, physical, items =>
+          retryMany(physical, items, failed, { unlock }),
+        ).add({
           ...token,
           ...outcome.record,
           delayMs: outcome.delayMs,
@@ -172,8 +175,8 @@ export class Outcomes {
         // Told first, and waited for until it is told: the next claim carries the same token, and whoever still
         // counts this one as held here would give away a message that runs elsewhere.
         await this.#onRelease(lease)
-        return this.#group<Token>(`release ${outcome.delayMs ?? ''}`, physical, items =>
-          release(physical, items, outcome.delayMs ?? null),
+        return this.#group<Token>(`release ${outcome.delayMs ?? ''} ${unlock}`, physical, items =>
+          release(physical, items, outcome.delayMs ?? null, { unlock }),
         ).add(token)
       case 'own':
         return this.#group<Token>(`own ${outcome.ending.name}`, physical, items =>

@@ -8,7 +8,8 @@ import { type BuryItem, type Token, tokenArrays } from '../pgmq/statements.ts'
 /** Marks in a message from whose end something follows, as `pgbus_is_tracked` reads them. */
 const marks = ['"pgbus_uniqueness_key"', '"pgbus_concurrency_key"']
 
-/** Mark of a message that takes its slot when it is claimed. */
+/** Marks of messages that take their lock or their slot when they are claimed. */
+const runLockMark = '"while_executing"'
 const slotMark = '"pgbus_limit"'
 
 /** Whether something may follow from the end of this message: a text search, so that plain jobs pay for no more. */
@@ -17,9 +18,14 @@ export function isTracked(message: string | null): boolean {
   return marks.some(mark => message.includes(mark))
 }
 
-/** Whether a worker has to ask for a slot before it runs this message. */
+/** Whether this message may hold a lock while it runs, and no longer. */
+export function isLockedWhileRunning(message: string | null): boolean {
+  return message?.includes(runLockMark) === true
+}
+
+/** Whether a worker has to ask before it runs this message. */
 export function needsAdmission(message: string | null): boolean {
-  return message?.includes(slotMark) === true
+  return isLockedWhileRunning(message) || message?.includes(slotMark) === true
 }
 
 /** One job for {@link enqueueTracked}; texts are JSON. */
@@ -105,34 +111,40 @@ export function buryTracked(
   }
 }
 
-/** What is decided about a message that needs a slot, `{ answer }`. */
+/** What is decided about a message that needs a lock or a slot, `{ answer }`. */
 export type Admission =
-  /** It has one. */
+  /** It has what it needs. */
   | 'run'
+  /** Another with its key runs. */
+  | 'wait'
   /** There is none, and it is not to wait. */
   | 'discard'
-  /** It waits for one, outside its queue. */
+  /** It waits for a slot, outside its queue. */
   | 'parked'
   /** It is no longer this delivery. */
   | 'lost'
 
-/** Takes a slot for a delivery, or lets it wait for one. `rule`: as the definition says now; none: as stored. */
+/** Takes lock and slot for a delivery, or lets it wait. `rules`: as the definition says now; none: as stored. */
 export function admit(
   physical: string,
   { msgId, readCount }: Token,
-  rule: { readonly limit: number; readonly onConflict: string } | undefined,
+  rules: {
+    readonly unique?: { readonly onConflict: string } | undefined
+    readonly concurrency?: { readonly limit: number; readonly onConflict: string } | undefined
+  },
   defaultRank: number,
   failedName: string,
 ): Statement {
   return {
     name: 'admit',
-    text: 'SELECT pgbus_admit($1::text, $2::bigint, $3::int, $4::int, $5::text, $6::int, $7::text) AS answer',
+    text: `SELECT pgbus_admit($1::text, $2::bigint, $3::int, $4::text, $5::int, $6::text, $7::int, $8::text) AS answer`,
     values: [
       physical,
       msgId,
       readCount,
-      rule?.limit ?? null,
-      rule?.onConflict ?? null,
+      rules.unique?.onConflict ?? null,
+      rules.concurrency?.limit ?? null,
+      rules.concurrency?.onConflict ?? null,
       defaultRank,
       failedName,
     ],

@@ -96,6 +96,12 @@ export interface RetryItem extends Token {
   backtrace: string | null
 }
 
+/** Of messages that go on later. */
+export interface Unlocking {
+  /** Free the locks that they hold while they run. Default false. */
+  unlock?: boolean | undefined
+}
+
 export interface BuryItem extends Token {
   /** JSON text of what is stored under the header `pgbus_dead_letter`. */
   deadLetter: string
@@ -317,10 +323,15 @@ SELECT msg_id FROM gone`,
  * Records failures and hides the messages until their next attempt. One record per message, the newest error
  * wins; payload and headers are recorded as stored. Rows `{ msg_id }` of those that were still this delivery.
  */
-export function retryMany(physical: string, items: readonly RetryItem[], failedName: string): Statement {
+export function retryMany(
+  physical: string,
+  items: readonly RetryItem[],
+  failedName: string,
+  { unlock = false }: Unlocking = {},
+): Statement {
   const sorted = byId(items)
   return {
-    name: statementName('retry', physical),
+    name: statementName(unlock ? 'retry+unlock' : 'retry', physical),
     text: `WITH item AS MATERIALIZED (
   SELECT * FROM unnest($1::bigint[], $2::int[], $3::float8[], $4::text[], $5::text[], $6::text[])
     AS i (msg_id, read_ct, delay_ms, error_class, error_message, backtrace)
@@ -338,7 +349,7 @@ export function retryMany(physical: string, items: readonly RetryItem[], failedN
     SET payload = excluded.payload, headers = excluded.headers, error_class = excluded.error_class,
         error_message = excluded.error_message, backtrace = excluded.backtrace, retry_count = excluded.retry_count,
         failed_at = excluded.failed_at
-)
+)${unlock ? unlocked('$8') : ''}
 SELECT msg_id FROM mine`,
     values: [
       ...tokenArrays(sorted),
@@ -347,6 +358,7 @@ SELECT msg_id FROM mine`,
       sorted.map(i => i.errorMessage),
       sorted.map(i => i.backtrace),
       failedName,
+      ...(unlock ? [physical] : []),
     ],
   }
 }
@@ -416,17 +428,35 @@ SELECT m.msg_id, CASE WHEN e.msg_id IS NULL THEN 'locked' ELSE 'extended' END AS
  *
  * The next claim gets the same token again, so a token must not be used after its release.
  */
-export function release(physical: string, tokens: readonly Token[], delayMs: number | null): Statement {
+export function release(
+  physical: string,
+  tokens: readonly Token[],
+  delayMs: number | null,
+  { unlock = false }: Unlocking = {},
+): Statement {
+  const freed = releaseText(physical)
   return {
-    name: statementName('release', physical),
-    text: `UPDATE ${queueTable(physical)} m
+    name: statementName(unlock ? 'release+unlock' : 'release', physical),
+    text: unlock ? `WITH mine AS (\n${freed}\n)${unlocked('$4')}\nSELECT msg_id FROM mine` : freed,
+    values: [...tokenArrays(tokens), delayMs, ...(unlock ? [physical] : [])],
+  }
+}
+
+function releaseText(physical: string): string {
+  return `UPDATE ${queueTable(physical)} m
    SET read_ct = greatest(m.read_ct - 1, 0),
        vt = CASE WHEN $3::float8 IS NULL THEN m.enqueued_at ELSE clock_timestamp() + $3::float8 * interval '1 millisecond' END
   FROM unnest($1::bigint[], $2::int[]) AS t (msg_id, read_ct)
  WHERE m.msg_id = t.msg_id AND m.read_ct = t.read_ct
-RETURNING m.msg_id`,
-    values: [...tokenArrays(tokens), delayMs],
-  }
+RETURNING m.msg_id`
+}
+
+/** The part that frees the locks which messages `mine` hold while they run. */
+function unlocked(physical: string): string {
+  return `, unlocked AS (
+  DELETE FROM pgbus_uniqueness_keys u USING mine m
+   WHERE u.queue_name = ${physical}::text AND u.msg_id = m.msg_id AND u.strategy = 'while_executing'
+)`
 }
 
 /** Lets others claim the messages of a process that died, now. The read stays charged. Rows `{ msg_id }`. */

@@ -226,7 +226,7 @@ t.test('given a limited job that is to run later', async t => {
   const { pgbus } = bench
   const ask = async (most?: number) => {
     const delivery = await claimOne(pgbus, 60_000)
-    const rule = most === undefined ? undefined : { limit: most, onConflict: 'block' }
+    const rule = most === undefined ? {} : { concurrency: { limit: most, onConflict: 'block' } }
     const { rows } = await pgbus.db.query<{ answer: string }>(
       admit(delivery.physical, delivery, rule, 1, 'default'),
     )
