@@ -22,7 +22,7 @@ export {
   type HandlerOptions,
   type TransactionContext,
 } from './events/define.ts'
-export type { Binding, BindingInfo, Events, HandlerInfo } from './events/events.ts'
+export type { Binding, BindingInfo, Events, HandlerInfo, PendingClaim } from './events/events.ts'
 export type { EventItem, PublishOptions, PublishResult } from './events/publish.ts'
 export type { HealthOptions } from './health/health.ts'
 export type { HealthSignal, HealthStatus, HealthVerdict, SignalCode } from './health/verdict.ts'

@@ -13,7 +13,7 @@ import { ConnectionBreaker } from './db/connection-breaker.ts'
 import { Connector } from './db/connector.ts'
 import { Database, type Queryable } from './db/database.ts'
 import { type MigrationStatus, migrate, migrationStatus } from './db/migrate.ts'
-import { checkApart, uncovered, workerOf } from './events/consumers.ts'
+import { checkApart, handlersOf, uncovered, workerOf } from './events/consumers.ts'
 import { definedHandlers } from './events/define.ts'
 import { EventWork } from './events/event-work.ts'
 import { Events } from './events/events.ts'
@@ -357,6 +357,15 @@ export class Pgbus {
     const worker = workerOf(consumer, handlers, config)
     if (worker.queues.length === 0) {
       log.warn({ topics: consumer.topics }, 'no handler wants what this consumer gets; it has nothing to do')
+    }
+    const { size } = config.pool
+    const takesConnections = handlersOf(consumer, handlers).some(
+      ({ idempotent }) => idempotent === 'transaction',
+    )
+    if (takesConnections && size !== null && size <= consumer.concurrency) {
+      log.warn(
+        `handlers in a transaction hold ${consumer.concurrency} connections, and pool.size is ${size}; raise it, or nothing is left for what they call`,
+      )
     }
     const [first] = config.consumers
     // One process of a host tells, not all.

@@ -6,6 +6,7 @@ import {
   type Flags,
   jsonOption,
   load,
+  numberOf,
   printTable,
   refuse,
   tell,
@@ -89,4 +90,49 @@ const prune: Command = {
     }),
 }
 
-export const eventCommands: readonly Command[] = [list, test, prune]
+const pending: Command = {
+  name: 'events pending',
+  summary: 'show what idempotent handlers have begun with and not completed, oldest first',
+  options: [['--limit <number>', 'default 100'], jsonOption, configOption],
+  run: (flags, context) =>
+    withPgbus(flags, context, async pgbus => {
+      const claims = await pgbus.events.pending({ limit: numberOf(flags.limit) })
+      if (flags.json === true) context.print(JSON.stringify({ pending: claims }))
+      else {
+        const rows = claims.map(({ eventId, handler, queue, msgId, since }) => [
+          eventId,
+          handler,
+          queue,
+          msgId,
+          since.toISOString(),
+        ])
+        printTable(context, ['EVENT', 'HANDLER', 'QUEUE', 'MESSAGE', 'SINCE'], rows)
+        context.print(`${claims.length} events are not completed`)
+      }
+      return 0
+    }),
+}
+
+const handled: Command = {
+  name: 'events handled',
+  args: [
+    ['<event-id>', 'the event'],
+    ['<handler>', 'name of an idempotent handler'],
+  ],
+  summary: 'note that a handler has handled an event, so that no further delivery runs it',
+  options: [['--yes', 'do it; without this flag nothing is changed'], jsonOption, configOption],
+  run: (flags, context, [eventId = '', handler = '']) =>
+    withHandlers(flags, context, async pgbus => {
+      if (flags.yes !== true)
+        return refuse(flags, context, `would keep handler "${handler}" from event "${eventId}"`)
+      await pgbus.events.markHandled(eventId, handler)
+      return tell(
+        flags,
+        context,
+        { eventId, handler },
+        `event "${eventId}" counts as handled by "${handler}"`,
+      )
+    }),
+}
+
+export const eventCommands: readonly Command[] = [list, test, prune, pending, handled]

@@ -6,7 +6,7 @@ import type { Logger } from '../core/log.ts'
 import { toError } from '../core/report.ts'
 import type { Database } from '../db/database.ts'
 import type { Delivery } from '../jobs/claim.ts'
-import { Completion } from '../jobs/completion.ts'
+import { Completion, type EndStatement } from '../jobs/completion.ts'
 import { isDiscardJob } from '../jobs/control.ts'
 import { readHeaders } from '../jobs/envelope.ts'
 import type { Attempt, Task, TaskEnd, Work } from '../jobs/work.ts'
@@ -15,7 +15,7 @@ import { logicalOf, physicalName } from '../pgmq/names.ts'
 import { archiveMany } from '../pgmq/statements.ts'
 import { type Event, type EventContext, type HandlerDefinition, handlersFor } from './define.ts'
 import { decodePayload, type EventEnvelope, readEvent } from './envelope.ts'
-import { completeIn, completion, type Idempotency } from './idempotency.ts'
+import { type ClaimState, completeIn, completion, type Idempotency } from './idempotency.ts'
 
 export interface EventWorkOptions {
   config: ResolvedConfig
@@ -171,14 +171,18 @@ class EventRun {
 
   async #runClaimed(handler: HandlerDefinition, payload: unknown): Promise<void> {
     const { idempotency } = this.#options
+    const context = this.#context(handler)
     try {
-      await this.#call(handler, payload, this.#context(handler))
-    } catch (error) {
-      // A claim without phases would keep the next attempt from running.
-      if (handler.idempotent && !idempotency.completes) {
-        await idempotency.unclaim(this.#input.event.id, handler.name)
+      await this.#call(handler, payload, context)
+    } catch (thrown) {
+      if (!isDiscardJob(thrown)) {
+        // A claim without phases would keep the next attempt from running.
+        if (handler.idempotent && !idempotency.completes) {
+          await idempotency.unclaim(this.#input.event.id, handler.name)
+        }
+        throw thrown
       }
-      throw error
+      tellDiscarded(context, thrown)
     }
     if (handler.idempotent) this.#completed.push(handler.name)
   }
@@ -189,28 +193,31 @@ class EventRun {
     const { db, config, idempotency } = this.#options
     const { lease } = attempt
     const endsHere = handlers.length === 1
-    const state = await db.transaction(async tx => {
-      const state = await idempotency.claimIn(tx, event.id, handler.name, lease.delivery)
-      if (state !== 'run') return state
-      await this.#call(handler, payload, Object.assign(this.#context(handler), { tx }))
-      // Its failure may be recorded already; then nothing of it may stay.
-      lease.signal.throwIfAborted()
-      if (endsHere) {
-        await new Completion({
-          lease,
-          config,
-          statement: (physical, tokens, failed) => {
-            if (!idempotency.completes) return archiveMany(physical, tokens, failed)
-            const token = idempotency.tokenOf(lease.delivery, event.id, [handler.name])
-            return completion.statement(physical, [token], failed)
-          },
-        }).writeIn(tx)
-      } else {
-        const { text, values } = completeIn(event.id, handler.name, idempotency.completes)
-        await tx.query(text, values)
-      }
-      return state
-    })
+    const context = this.#context(handler)
+    await idempotency.prepare()
+    let state: ClaimState
+    try {
+      state = await db.transaction(async tx => {
+        const state = await idempotency.claimIn(tx, event.id, handler.name, lease.delivery)
+        if (state !== 'run') return state
+        await this.#call(handler, payload, Object.assign(context, { tx }))
+        // Its failure may be recorded already; then nothing of it may stay.
+        lease.signal.throwIfAborted()
+        if (endsHere) {
+          await new Completion({ lease, config, statement: this.#endOf(handler) }).writeIn(tx)
+        } else {
+          const { text, values } = completeIn(event.id, handler.name, idempotency.completes)
+          await tx.query(text, values)
+        }
+        return state
+      })
+    } catch (thrown) {
+      if (!isDiscardJob(thrown)) throw thrown
+      // What it wrote is undone; the event ends all the same.
+      tellDiscarded(context, thrown)
+      this.#completed.push(handler.name)
+      return undefined
+    }
     if (state === 'busy') return later()
     if (state === 'done') {
       this.#skip(handler)
@@ -218,6 +225,17 @@ class EventRun {
     }
     idempotency.remember(handler.name, event.id)
     return endsHere ? 'recorded' : undefined
+  }
+
+  /** The end of the event with the completion of one handler, for a transaction. */
+  #endOf(handler: HandlerDefinition): EndStatement {
+    const { idempotency } = this.#options
+    const { attempt, event } = this.#input
+    return (physical, tokens, failed) => {
+      if (!idempotency.completes) return archiveMany(physical, tokens, failed)
+      const token = idempotency.tokenOf(attempt.lease.delivery, event.id, [handler.name])
+      return completion.statement(physical, [token], failed)
+    }
   }
 
   async #call(handler: HandlerDefinition, payload: unknown, context: EventContext): Promise<void> {
@@ -233,12 +251,7 @@ class EventRun {
       readCount,
     })
     const { pgbus } = this.#options
-    try {
-      await runningHandler.run({ pgbus, log: context.log }, async () => handler.handler(told, context))
-    } catch (thrown) {
-      if (!isDiscardJob(thrown)) throw thrown
-      context.log.info({ reason: thrown.message }, 'event discarded by its handler')
-    }
+    await runningHandler.run({ pgbus, log: context.log }, async () => handler.handler(told, context))
   }
 
   #skip(handler: HandlerDefinition): void {
@@ -275,6 +288,10 @@ class EventRun {
       extend: async by => extend(parseDelay('extend: by', by)),
     }
   }
+}
+
+function tellDiscarded({ log }: EventContext, { message }: Error): void {
+  log.info({ reason: message }, 'event discarded by its handler')
 }
 
 /** Not charged: nothing was run. Spread, so that messages of one event do not meet again. */

@@ -2,9 +2,11 @@ import type { ResolvedConfig } from '../config/options.ts'
 import type { Logger } from '../core/log.ts'
 import { checkRoutingKey } from '../core/topics.ts'
 import { type Database, isConnectionError } from '../db/database.ts'
+import { checkWhole } from '../jobs/paging.ts'
 import { logicalOf, physicalName } from '../pgmq/names.ts'
 import type { Queues } from '../pgmq/queues.ts'
 import { definedHandlers, type HandlerDefinition } from './define.ts'
+import { keyOf } from './idempotency.ts'
 
 /** A handler of this process. */
 export interface HandlerInfo {
@@ -28,6 +30,17 @@ export interface BindingInfo extends Binding {
   boundAt: Date
   /** Null: no handler of this process has this queue, so another program may. */
   declared: boolean | null
+}
+
+/** An event that an idempotent handler has begun with and not completed. */
+export interface PendingClaim {
+  eventId: string
+  handler: string
+  /** When it was begun with for the first time. */
+  since: Date
+  /** Logical queue and message that it is handled for; null: another client began. */
+  queue: string | null
+  msgId: number | null
 }
 
 /** Handlers and routes of the event bus. Events are published with {@link Pgbus.publish}. */
@@ -105,6 +118,54 @@ export class Events {
       ])
     }
     return stale.map(({ pattern, queue }) => ({ pattern, queue }))
+  }
+
+  /**
+   * What idempotent handlers have begun with and not completed, oldest first: it runs, waits for its next attempt, was
+   * given up, or was left behind by a process that died.
+   */
+  async pending({ limit = 100 }: { limit?: number | undefined } = {}): Promise<PendingClaim[]> {
+    checkWhole('limit', limit, 1_000)
+    const { rows } = await this.#db.query<{
+      event_id: string
+      handler_class: string
+      processed_at: Date
+      queue_name: string | null
+      msg_id: number | null
+    }>(
+      `SELECT event_id, handler_class, processed_at, queue_name, msg_id FROM pgbus_processed_events
+ WHERE completed_at IS NULL ORDER BY processed_at, id LIMIT $1::int`,
+      [limit],
+    )
+    return rows.map(row => ({
+      eventId: row.event_id,
+      handler: row.handler_class,
+      since: row.processed_at,
+      queue: row.queue_name === null ? null : logicalOf(this.#config, row.queue_name),
+      msgId: row.msg_id,
+    }))
+  }
+
+  /**
+   * Notes that an idempotent handler of this process has handled an event, so that no further delivery runs it. One that
+   * runs at this moment goes on.
+   * @throws TypeError when there is no such handler, or when it is not idempotent.
+   */
+  async markHandled(eventId: string, handler: string): Promise<void> {
+    if (typeof eventId !== 'string' || eventId === '') throw new TypeError('the id of an event is a string')
+    const idempotent = definedHandlers().filter(definition => definition.idempotent)
+    if (!idempotent.some(({ name }) => name === handler)) {
+      const names = idempotent.map(({ name }) => name).join(', ')
+      throw new TypeError(
+        `there is no idempotent handler "${handler}"; there ${names === '' ? 'is none at all' : `are: ${names}`}`,
+      )
+    }
+    await this.#db.query(
+      `INSERT INTO pgbus_processed_events AS p (event_id, handler_class, processed_at, completed_at)
+SELECT $1::text, $2::text, now, now FROM (SELECT clock_timestamp() AT TIME ZONE 'UTC' AS now) AS clock
+ON CONFLICT (event_id, handler_class) DO UPDATE SET completed_at = coalesce(p.completed_at, excluded.completed_at)`,
+      [keyOf(eventId), keyOf(handler)],
+    )
   }
 }
 

@@ -71,6 +71,14 @@ export class Idempotency {
     )
   }
 
+  /**
+   * Finds out what the table can do. Before a transaction: within one, that would take a second connection.
+   * @throws SchemaNotReadyError
+   */
+  async prepare(): Promise<void> {
+    await this.#hasTwoPhases()
+  }
+
   /** Claims an event within the transaction in which its handler is going to run. */
   async claimIn(
     tx: Queryable,
@@ -217,7 +225,7 @@ const maxKeyBytes = 255
 const keptBytes = 180
 
 /** An index cannot hold a text of any length: a long one is stored as its beginning and its SHA-256. */
-function keyOf(text: string): string {
+export function keyOf(text: string): string {
   const bytes = Buffer.from(text)
   if (bytes.length <= maxKeyBytes) return text
   // A character that the cut halves is left out.

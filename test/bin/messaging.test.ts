@@ -27,6 +27,19 @@ t.test('given routes of events', async t => {
   })
 })
 
+t.test('given an event that a handler has begun with', async t => {
+  const { db, run } = await setup(t)
+  await db.query("INSERT INTO pgbus_processed_events (event_id, handler_class) VALUES ('e1', 'Once')")
+  const env = { PGBUS_IMPORTS: compiled('test/fixtures/events/handlers.ts') }
+
+  t.test('when it is noted as handled, then it is pending no more', async t => {
+    t.match((await run('events', 'pending')).stdout, /^e1 +Once +- +- .*\n1 events are not completed\n$/m)
+    t.match((await run.with(env, 'events', 'handled', 'e1', 'Once')).output, /nothing was changed/)
+    t.equal((await run.with(env, 'events', 'handled', 'e1', 'Once', '--yes')).code, 0)
+    t.match((await run('events', 'pending', '--json')).json(), { pending: [] })
+  })
+})
+
 t.test('given entries of the outbox', async t => {
   const { db, pgbus, run } = await setup(t)
 

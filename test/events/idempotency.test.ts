@@ -1,6 +1,7 @@
 import t from 'tap'
 import { deferred } from '../../lib/core/deferred.ts'
 import { defineHandler } from '../../lib/events/define.ts'
+import { DiscardJob } from '../../lib/jobs/control.ts'
 import { waitFor } from '../support/wait-for.ts'
 import { type EventBench, handled, recorder, setup } from './support.ts'
 
@@ -104,8 +105,17 @@ t.test('given an idempotent handler', async t => {
   t.test('when an operator marks it as handled while a claim is open, then it is skipped', async t => {
     await pgbus.queues.pause('once')
     await again(bench, 'once.a', 'e6')
-    await db.query(`INSERT INTO pgbus_processed_events (event_id, handler_class) VALUES ('e6', 'Once');
-      UPDATE pgbus_processed_events SET completed_at = now() WHERE event_id = 'e6'`)
+    await db.query("INSERT INTO pgbus_processed_events (event_id, handler_class) VALUES ('e6', 'Once')")
+    t.match(
+      (await pgbus.events.pending()).filter(({ eventId }) => eventId === 'e6'),
+      [{ handler: 'Once', queue: null, msgId: null, since: Date }],
+    )
+    await pgbus.events.markHandled('e6', 'Once')
+    await t.rejects(
+      pgbus.events.markHandled('e6', 'Nobody'),
+      /no idempotent handler "Nobody"; there are: Once, Twin/,
+    )
+    t.notOk((await pgbus.events.pending()).some(({ eventId }) => eventId === 'e6'))
     await pgbus.queues.resume('once')
     await handled(bench, 'once', 'twin')
     t.equal(once.events.length, 0)
@@ -250,6 +260,18 @@ t.test('given a handler in a transaction', async t => {
     await handled(bench, 'effect', 'next')
     t.equal(await effects(), 1)
     t.equal(next.events.length, 1)
+    t.same(await bench.failures(), [])
+  })
+
+  t.test('when it does not want its event, then what it wrote is undone, and the event ends', async t => {
+    act = () => {
+      throw new DiscardJob('of no interest')
+    }
+    await again(bench, 'effect', 'discarded')
+    await handled(bench, 'effect', 'next')
+    t.equal(await effects(), 0)
+    t.equal(next.events.length, 0)
+    t.ok((await bench.claims()).some(row => row.event_id === 'discarded' && row.completed))
     t.same(await bench.failures(), [])
   })
 
