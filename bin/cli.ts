@@ -53,8 +53,8 @@ export async function withPgbus(
   try {
     return await work(pgbus)
   } catch (error) {
-    const { mayCome, unreachable } = await import('../lib/processes/unreachable.ts')
-    throw mayCome(error) ? unreachable(error, loaded, pgbus.connector) : error
+    const { isNoEntry, unreachable } = await import('../lib/processes/unreachable.ts')
+    throw isNoEntry(error) ? unreachable(error, loaded, pgbus.connector) : error
   } finally {
     await pgbus.close()
   }
@@ -128,6 +128,25 @@ function tableLines(
       .join('  ')
       .trimEnd(),
   )
+}
+
+/**
+ * Keeps an unreadable stdout or stderr from ending the process by an exception. A reader that has seen enough (`head`)
+ * is no failure; anything else, as a full disk, is.
+ */
+export function watchOutput(): void {
+  let failed = false
+  for (const stream of [process.stdout, process.stderr]) {
+    stream.on('error', (error: NodeJS.ErrnoException) => {
+      if (error.code === 'EPIPE' || failed) return
+      failed = true
+      if (stream === process.stdout)
+        process.stderr.write(`pgbus: cannot write the output: ${error.message}\n`)
+    })
+  }
+  process.once('exit', () => {
+    if (failed) process.exitCode = 1
+  })
 }
 
 /** Prints a failure as its reader wants it: one line, a JSON document, or with the stack at log level debug. */

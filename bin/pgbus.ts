@@ -2,7 +2,13 @@
 /** Picks the command, and turns its outcome into an exit code: 0 done, 1 failed, refused or misused. */
 import { Command, CommanderError } from 'commander'
 import { packageVersion } from '../lib/core/version.ts'
-import { type Command as CommandDefinition, type Context, type Flags, printError } from './cli.ts'
+import {
+  type Command as CommandDefinition,
+  type Context,
+  type Flags,
+  printError,
+  watchOutput,
+} from './cli.ts'
 import { config } from './commands/config.ts'
 import { deadLetterCommands } from './commands/dlq.ts'
 import { doctor } from './commands/doctor.ts'
@@ -21,7 +27,8 @@ const lingerMs = 1_000
 
 const demo: CommandDefinition = {
   name: 'demo',
-  summary: 'try pgbus out: an order desk on an embedded PostgreSQL',
+  summary:
+    'try pgbus out: an order desk on an embedded PostgreSQL, or on DATABASE_URL; PORT is its port (3000, else the next free one)',
   options: [],
   async run(_flags, { env, cwd, print }) {
     // It needs packages that an installation for production does not have.
@@ -102,6 +109,7 @@ function commandAt(program: Command, name: string): Command {
   return parent.command(own)
 }
 
+watchOutput()
 process.exitCode = await main(process.argv.slice(2), {
   env: process.env,
   cwd: process.cwd(),

@@ -2,18 +2,19 @@
  * `pgbus demo`: the order desk of `example/` on an embedded PostgreSQL, with the real hosts: one job
  * supervisor with two workers and one web cluster with two workers. Everything ends with this process.
  */
-import { type ChildProcess, fork } from 'node:child_process'
+import { type ChildProcess, fork, type StdioOptions } from 'node:child_process'
 import { randomBytes } from 'node:crypto'
 import { once } from 'node:events'
 import { closeSync, existsSync, mkdirSync, openSync, readFileSync, writeFileSync } from 'node:fs'
-import { createServer } from 'node:net'
+import { createServer, type Socket } from 'node:net'
 import { join, resolve } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { BootError } from '../../lib/core/errors.ts'
 import { toError } from '../../lib/core/report.ts'
-import { sleep, withDeadline } from '../../lib/core/sleep.ts'
-import { startEmbedded } from '../../lib/db/embedded/server.ts'
+import { sleep } from '../../lib/core/sleep.ts'
+import { type EmbeddedServer, startEmbedded } from '../../lib/db/embedded/server.ts'
 import { createPgbus, type Pgbus } from '../../lib/pgbus.ts'
+import { isNoEntry, unreachable } from '../../lib/processes/unreachable.ts'
 
 const host = '127.0.0.1'
 const firstPort = 3000
@@ -58,12 +59,16 @@ async function run(
   const stopped = once(interrupted, 'abort').then(() => 'stop' as const)
   const port = await choosePort(env.PORT)
 
-  const databaseUrl = env.DATABASE_URL || (await embedded(folder, onEnd, print))
+  const server = env.DATABASE_URL ? undefined : await embedded(folder, onEnd, print)
+  const databaseUrl = server?.url ?? env.DATABASE_URL!
   const secret = rememberedSecret(join(folder, 'secret'))
   const pgbus = createPgbus({ databaseUrl, streams: { secret }, log: { level: 'silent' } })
   onEnd(() => pgbus.close())
   if (interrupted.aborted) return 0
-  await pgbus.schema.migrate()
+  await pgbus.schema.migrate().catch(error => {
+    const loaded = { config: pgbus.config, sources: new Map() }
+    throw isNoEntry(error) ? unreachable(error, loaded, pgbus.connector) : error
+  })
   const { OrderTable } = (await import(
     new URL('orders.js', example).href
   )) as typeof import('../../example/order-desk/orders.ts')
@@ -84,11 +89,13 @@ async function run(
   }
   const config = fileURLToPath(new URL('pgbus.config.js', example))
   const webArgs = ['--config', config, '--port', String(port), '--host', host, '--workers', '2']
-  const jobs = new Host('the job host', 'pgbus.js', ['start', '--config', config], hostEnv, log)
-  const web = new Host('the web host', 'pgbus-web.js', webArgs, hostEnv, log)
+  const shared = { env: hostEnv, log, lifeline: server?.lifeline }
+  const jobs = new Host('the job host', 'pgbus.js', ['start', '--config', config], shared)
+  const web = new Host('the web host', 'pgbus-web.js', webArgs, shared)
   onEnd(() => Promise.all([jobs.stop(), web.stop()]))
 
-  const ended = Promise.race([jobs.exited, web.exited])
+  const databaseEnded = server?.exited.then(() => 'the embedded PostgreSQL ended')
+  const ended = Promise.race([jobs.exited, web.exited, ...(databaseEnded ? [databaseEnded] : [])])
   const ready = Promise.all([jobs.ready, web.ready]).then(() => 'ready' as const)
   const outcome = await Promise.race([stopped, ended, ready])
   if (outcome !== 'ready') return finish(outcome, logFile)
@@ -113,10 +120,17 @@ class Host {
   readonly exited: Promise<string>
   readonly #child: ChildProcess
 
-  constructor(name: string, program: string, args: string[], env: NodeJS.ProcessEnv, log: number) {
+  constructor(
+    name: string,
+    program: string,
+    args: string[],
+    { env, log, lifeline }: { env: NodeJS.ProcessEnv; log: number; lifeline: Socket | undefined },
+  ) {
     const file = fileURLToPath(new URL(`../${program}`, import.meta.url))
-    // The channel is what ties the host to us: when we die, it closes, and the host drains and ends.
-    this.#child = fork(file, args, { env, detached: true, stdio: ['ignore', log, log, 'ipc'] })
+    // The channel is what ties the host to us: when we die, it closes, and the host drains and ends. Until then it
+    // keeps the database up, which it needs for its last words.
+    const stdio: StdioOptions = ['ignore', log, log, 'ipc', ...(lifeline ? [lifeline] : [])]
+    this.#child = fork(file, args, { env, detached: true, stdio })
     this.exited = new Promise(resolveExit => {
       this.#child.once('error', error => resolveExit(`${name} could not be started: ${error.message}`))
       this.#child.once('exit', (code, signal) => resolveExit(`${name} ended (${signal ?? `code ${code}`})`))
@@ -129,10 +143,25 @@ class Host {
     })
   }
 
+  /** Resolves when the host and everything that it forked are gone; what a killed host left is draining. */
   async stop(): Promise<void> {
     this.#child.kill('SIGTERM')
-    if ((await withDeadline(this.exited, stopTimeoutMs)) === undefined) this.#child.kill('SIGKILL')
+    const until = performance.now() + stopTimeoutMs
+    while (this.#signalAll(0)) {
+      await sleep(50)
+      if (performance.now() > until) this.#signalAll('SIGKILL')
+    }
     await this.exited
+  }
+
+  /** False when nobody of the group is left. */
+  #signalAll(signal: NodeJS.Signals | 0): boolean {
+    if (this.#child.pid === undefined) return false
+    try {
+      return process.kill(-this.#child.pid, signal)
+    } catch {
+      return false
+    }
   }
 }
 
@@ -140,7 +169,7 @@ async function embedded(
   folder: string,
   onEnd: (cleanup: () => unknown) => void,
   print: (line: string) => void,
-): Promise<string> {
+): Promise<EmbeddedServer> {
   const server = await startEmbedded({
     dataDir: join(folder, 'postgres'),
     port: 0,
@@ -148,7 +177,7 @@ async function embedded(
     log: print,
   })
   onEnd(() => server.stop())
-  return server.url
+  return server
 }
 
 /** Pages that stay open over a restart of the demo hold tokens made with this secret. */

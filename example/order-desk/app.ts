@@ -76,6 +76,9 @@ export async function createApp({
 }
 
 function readCount(body: unknown): number | undefined {
-  const count = Number((body as { count?: unknown } | null)?.count)
-  return Number.isInteger(count) && count >= 1 && count <= maxCount ? count : undefined
+  const given = (body as { count?: unknown } | null)?.count
+  const count = typeof given === 'string' && /^\d+$/.test(given) ? Number(given) : given
+  return typeof count === 'number' && Number.isInteger(count) && count >= 1 && count <= maxCount
+    ? count
+    : undefined
 }

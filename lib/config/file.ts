@@ -3,6 +3,7 @@ import { dirname, join, resolve } from 'node:path'
 import { pathToFileURL } from 'node:url'
 import { createJiti } from 'jiti'
 import { ConfigurationError } from '../core/errors.ts'
+import { importReason } from '../core/import-hint.ts'
 
 const names = ['ts', 'mts', 'mjs', 'js', 'cjs', 'json'].map(extension => `pgbus.config.${extension}`)
 
@@ -40,8 +41,7 @@ export async function readConfigFile(file: string, env: NodeJS.ProcessEnv): Prom
     if (typeof content === 'function')
       content = await content({ env: env.PGBUS_ENV || env.NODE_ENV || 'development' })
   } catch (error) {
-    const reason = error instanceof Error ? error.message : String(error)
-    throw new ConfigurationError(`cannot load ${file}: ${reason}`, { cause: error })
+    throw new ConfigurationError(`cannot load ${file}: ${importReason(error)}`, { cause: error })
   }
   if (content === undefined) throw new ConfigurationError(`${file} must have a default export`)
   if (typeof content !== 'object' || content === null || Array.isArray(content))

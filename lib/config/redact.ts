@@ -27,7 +27,8 @@ export function showValue(path: string, value: unknown): string {
 
 /** A database URL without its password. What cannot be understood is not shown at all. */
 export function redactUrl(text: string): string {
-  if (URL.canParse(text)) {
+  // Without `//` the URL class takes a host for a scheme, and a password for a path.
+  if (anyUrl.test(text) && URL.canParse(text)) {
     const url = new URL(text)
     // An '@' further on: the password may hold a '/', '?' or '#' and continue in what looks like the path.
     if (!`${url.pathname}${url.search}${url.hash}`.includes('@')) {

@@ -191,6 +191,8 @@ export class NotifyHub {
 
   /** To each member that reads the table: which of them has the message, they know best. */
   #cancelled(payload: string): void {
+    // LISTEN began anew. What was missed meanwhile is noticed at the next renewal of a lease.
+    if (payload === '') return
     const cancelled = readCancelled(payload)
     if (!cancelled) {
       this.#log.warn({ channel: cancelChannel }, 'ignored a notification that is no cancellation')

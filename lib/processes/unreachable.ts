@@ -1,7 +1,7 @@
 import type { LoadedConfig } from '../config/load.ts'
 import { BootError, ConfigurationError, ReplicaConnectionError } from '../core/errors.ts'
 import type { Connector, TargetName } from '../db/connector.ts'
-import { isNotThereYet } from '../db/database.ts'
+import { isNotThereYet, sqlState } from '../db/database.ts'
 import { driverMessage } from '../db/driver-message.ts'
 
 /** Where the connection settings came from: the word a person has to look for. */
@@ -32,6 +32,11 @@ export function unreachable(
   return new BootError(`cannot reach the database via ${databaseSource(loaded)} (${place}): ${reason}`, {
     cause: error,
   })
+}
+
+/** The database could not be used at all: nobody answered, or it does not let this user in, or there is none. */
+export function isNoEntry(error: unknown): boolean {
+  return mayCome(error) || /^(28...|3D000)$/.test(sqlState(error))
 }
 
 /** True while waiting may help: the server is starting, or its host is not up. */

@@ -1,3 +1,4 @@
+import { spawnSync } from 'node:child_process'
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
@@ -38,6 +39,17 @@ const run = async (
   return { code, stdout, output: output() }
 }
 
+/** Runs `pgbus …` as a shell does, with pipes; the exit code is that of pgbus. */
+const shell = (line: string, env: Record<string, string>) =>
+  spawnSync(
+    'bash',
+    ['--norc', '-c', `set -o pipefail; "${process.execPath}" "${compiled('bin/pgbus.ts')}" ${line}`],
+    {
+      env: { PATH: process.env.PATH, ...env },
+      encoding: 'utf8',
+    },
+  )
+
 t.test('given the pgbus command', async t => {
   t.test('when asked for its version, then in each way', async t => {
     for (const args of [['version'], ['--version'], ['-v']]) {
@@ -64,6 +76,20 @@ t.test('given the pgbus command', async t => {
       t.match(output, /Usage: pgbus/)
     }
     t.match((await run(t, ['strat'])).output, /^pgbus: unknown command 'strat'/)
+  })
+
+  t.test('when nobody reads its output to the end, then it ends quietly', async t => {
+    const db = await createDatabase(t)
+    const { status, stdout, stderr } = shell(`status --json | (exec <&-; sleep 2)`, {
+      PGBUS_DATABASE_URL: db.url,
+    })
+    t.same({ status, stdout, stderr }, { status: 0, stdout: '', stderr: '' })
+  })
+
+  t.test('when its output cannot be written, then it says so and the exit code is 1', async t => {
+    const { status, stderr } = shell('--help >/dev/full', {})
+    t.match(stderr, /^pgbus: cannot write the output: ENOSPC/)
+    t.equal(status, 1)
   })
 })
 

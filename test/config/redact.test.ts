@@ -20,6 +20,7 @@ t.test('given connection URLs', async t => {
     ['postgres://db/app?sslpassword=secret', 'postgres://db/app?sslpassword=[REDACTED]'],
     ['postgres://app:se/cret@db/app?password=secret', 'postgres://app:[REDACTED]@db/app'],
     ['host=db password=secret', '[REDACTED]'],
+    ['app:secret', '[REDACTED]'],
   ]
   for (const [given, shown] of cases)
     t.test(`when ${given} is shown, then no part of the password is in it`, async t => {

@@ -1,4 +1,4 @@
-import { chmodSync, mkdtempSync, rmSync } from 'node:fs'
+import { chmodSync, mkdtempSync, readFileSync, rmSync } from 'node:fs'
 import type { AddressInfo } from 'node:net'
 import { createServer } from 'node:net'
 import { tmpdir } from 'node:os'
@@ -170,7 +170,6 @@ t.test('given the demo in an empty folder', async t => {
   })
 
   t.test('when sessions are counted, then there is one LISTEN connection per host', async t => {
-    const { readFileSync } = await import('node:fs')
     const password = readFileSync(join(cwd, '.pgbus/postgres/password'), 'utf8').trim()
     const port = Number(
       readFileSync(join(cwd, '.pgbus/postgres/cluster/postmaster.pid'), 'utf8').split('\n')[3],
@@ -206,5 +205,54 @@ t.test('given a port that is in use', async t => {
     const demo = spawnNode(t, compiled('bin/pgbus.ts'), ['demo'], { cwd, env: { PORT: String(port) } })
     t.match(await demo.exited, { code: 1 })
     t.match(demo.output(), new RegExp(`port ${port} .* in use`))
+  })
+})
+
+t.test('given a demo with work to do', async t => {
+  /** The process that runs this program, of those below the demo. */
+  const pidOf = async (demoPid: number, title: RegExp): Promise<number> => {
+    const { readFile } = await import('node:fs/promises')
+    for (const pid of await descendants(demoPid)) {
+      const command = await readFile(`/proc/${pid}/cmdline`, 'utf8').catch(() => '')
+      if (title.test(command)) return pid
+    }
+    throw new Error(`no process ${title}`)
+  }
+  const busyDemo = async (t: TestContext) => {
+    const started = await startDemo(t)
+    const answer = await fetch(`${started.address}/orders`, {
+      method: 'POST',
+      headers: { 'content-type': 'application/json' },
+      body: '{"count":50}',
+    })
+    if (answer.status !== 202) throw new Error(`the orders were refused: ${answer.status}`)
+    return { ...started, processes: await descendants(started.demo.pid) }
+  }
+  const alive = async (pids: number[]) =>
+    (await Promise.all(pids.map(async pid => ((await isAlive(pid)) ? [pid] : [])))).flat()
+
+  t.test('when its database is killed, then it ends and says why', async t => {
+    const { demo, processes } = await busyDemo(t)
+    process.kill(await pidOf(demo.pid, /\/bin\/postgres\0/), 'SIGKILL')
+    t.match(await demo.exited, { code: 1 })
+    t.match(demo.output(), /^pgbus: the embedded PostgreSQL ended; see .*demo\.log$/m)
+    // Backends notice for themselves that their postmaster is gone.
+    await waitFor(async () => (await alive(processes)).length === 0)
+  })
+
+  t.test('when its job supervisor is killed, then it ends once the workers are done', async t => {
+    const { demo, processes, cwd } = await busyDemo(t)
+    process.kill(await pidOf(demo.pid, /pgbus: supervisor|pgbus\.js\0start/), 'SIGKILL')
+    t.match(await demo.exited, { code: 1 })
+    t.match(demo.output(), /^pgbus: the job host ended \(SIGKILL\); see /m)
+    t.strictSame(await alive(processes), [])
+    t.notMatch(readFileSync(join(cwd, '.pgbus/demo.log'), 'utf8'), /cannot be recorded/)
+  })
+
+  t.test('when it is killed itself, then the others end, the database last', async t => {
+    const { demo, processes, cwd } = await busyDemo(t)
+    demo.signal('SIGKILL')
+    await waitFor(async () => (await alive(processes)).length === 0)
+    t.notMatch(readFileSync(join(cwd, '.pgbus/demo.log'), 'utf8'), /cannot be recorded|ECONNREFUSED/)
   })
 })

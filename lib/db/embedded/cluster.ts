@@ -1,6 +1,15 @@
-import { execFileSync, spawnSync } from 'node:child_process'
+import { execFileSync, spawn } from 'node:child_process'
 import { randomBytes } from 'node:crypto'
-import { chmodSync, chownSync, existsSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs'
+import {
+  chmodSync,
+  chownSync,
+  existsSync,
+  readdirSync,
+  readFileSync,
+  renameSync,
+  rmSync,
+  writeFileSync,
+} from 'node:fs'
 import { platform } from 'node:os'
 import { join } from 'node:path'
 import { EmbeddedDatabaseError } from '../../core/errors.ts'
@@ -12,7 +21,8 @@ const predecessorTimeoutMs = 20_000
 export const user = 'pgbus'
 
 /** Makes the cluster when there is none; returns the password of its one user. */
-export function initialise(place: Place, account: Account | undefined): string {
+export async function initialise(place: Place, account: Account | undefined): Promise<string> {
+  removeLeftovers(place.root)
   if (existsSync(join(place.cluster, 'PG_VERSION'))) return readFileSync(place.passwordFile, 'utf8').trim()
   const password = randomBytes(24).toString('base64url')
   writeFileSync(place.passwordFile, `${password}\n`, { mode: 0o600 })
@@ -22,7 +32,7 @@ export function initialise(place: Place, account: Account | undefined): string {
   // A folder of its own until it is complete: an interrupted run must not leave half a cluster behind.
   const partial = join(place.root, `cluster.${process.pid}`)
   rmSync(partial, { recursive: true, force: true })
-  const { status, stderr, error } = spawnSync(
+  const failure = await runApart(
     join(place.bin, 'initdb'),
     [
       `--pgdata=${partial}`,
@@ -33,16 +43,41 @@ export function initialise(place: Place, account: Account | undefined): string {
       '--locale=C',
       '--no-sync',
     ],
-    { ...account, encoding: 'utf8', env: serverEnvironment(), cwd: place.root },
+    { ...account, env: serverEnvironment(), cwd: place.root },
   )
-  if (status !== 0) {
+  if (failure !== undefined) {
     rmSync(partial, { recursive: true, force: true })
-    throw new EmbeddedDatabaseError(
-      `initdb failed in ${place.root}: ${(stderr ?? '').trim().split('\n').at(-1) || String(error)}`,
-    )
+    throw new EmbeddedDatabaseError(`initdb failed in ${place.root}: ${failure}`)
   }
   renameSync(partial, place.cluster)
   return password
+}
+
+/** Runs a program that a Ctrl-C at the terminal does not reach. Resolves to what it said when it failed. */
+function runApart(
+  file: string,
+  args: string[],
+  options: { uid?: number; gid?: number; env: NodeJS.ProcessEnv; cwd: string },
+): Promise<string | undefined> {
+  return new Promise(resolve => {
+    const child = spawn(file, args, { ...options, detached: true, stdio: ['ignore', 'ignore', 'pipe'] })
+    let output = ''
+    child.stderr.setEncoding('utf8').on('data', (text: string) => {
+      output = (output + text).slice(-4_000)
+    })
+    child.once('error', error => resolve(error.message))
+    child.once('close', code =>
+      resolve(code === 0 ? undefined : output.trim().split('\n').at(-1) || `code ${code}`),
+    )
+  })
+}
+
+/** Clusters that were never completed, of processes that are gone. */
+function removeLeftovers(root: string): void {
+  for (const name of readdirSync(root)) {
+    const pid = /^cluster\.(\d+)$/.exec(name)?.[1]
+    if (pid !== undefined && !isAlive(Number(pid))) rmSync(join(root, name), { recursive: true, force: true })
+  }
 }
 
 /** The server of a process that was killed a moment ago is still shutting down; one that stays is in use. */

@@ -8,7 +8,7 @@
  */
 import { type ChildProcess, spawn } from 'node:child_process'
 import { rmSync } from 'node:fs'
-import { createServer } from 'node:net'
+import { type AddressInfo, createServer, type Socket } from 'node:net'
 import { join, resolve } from 'node:path'
 import pg from 'pg'
 import { EmbeddedDatabaseError } from '../../core/errors.ts'
@@ -34,6 +34,11 @@ export interface EmbeddedServer {
   readonly port: number
   /** Process id of the shell that guards the server. */
   readonly pid: number
+  /**
+   * The server lives until the last process that has this stream open is gone. Given to a child as one of its
+   * `stdio`, it keeps the server up for what that child still has to write when this process is killed.
+   */
+  readonly lifeline: Socket
   /** Resolves when the server has ended, for whatever reason. */
   readonly exited: Promise<void>
   /** Fast shutdown; resolves when the server has ended (and its files are gone unless persistent). */
@@ -60,7 +65,7 @@ exit "$code"
 export async function startEmbedded(options: EmbeddedOptions): Promise<EmbeddedServer> {
   const account = serverAccount()
   const place = placeFor(resolve(options.dataDir), account, options.log)
-  const password = initialise(place, account)
+  const password = await initialise(place, account)
   await waitForPredecessor(place.cluster)
 
   for (let attempt = 1; ; attempt += 1) {
@@ -111,7 +116,7 @@ async function launch(o: {
   child.stderr?.setEncoding('utf8').on('data', (text: string) => {
     output = (output + text).slice(-4_000)
   })
-  const pipe = child.stdio[3] as import('node:net').Socket
+  const pipe = child.stdio[3] as Socket
   pipe.on('error', () => undefined)
   let ended = false
   const exited = new Promise<void>(done => {
@@ -124,7 +129,7 @@ async function launch(o: {
   })
   // The server is bound to this process by the pipe, not by the event loop.
   child.unref()
-  for (const stream of [pipe, child.stderr as unknown as import('node:net').Socket]) stream.unref()
+  for (const stream of [pipe, child.stderr as unknown as Socket]) stream.unref()
 
   const url = `postgres://${user}:${password}@127.0.0.1:${port}/${database}`
   const stop = async () => {
@@ -147,7 +152,7 @@ async function launch(o: {
     await stop()
     throw error
   }
-  return { url, port, pid: child.pid!, exited, stop }
+  return { url, port, pid: child.pid!, lifeline: pipe, exited, stop }
 }
 
 /** Connects until it works, then makes the database on first use. */
@@ -186,7 +191,7 @@ function freePort(): Promise<number> {
     const server = createServer()
     server.once('error', reject)
     server.listen(0, '127.0.0.1', () => {
-      const { port } = server.address() as import('node:net').AddressInfo
+      const { port } = server.address() as AddressInfo
       server.close(() => resolvePort(port))
     })
   })

@@ -2,7 +2,7 @@ import { readdirSync } from 'node:fs'
 import { dirname, extname, join, resolve, sep } from 'node:path'
 import { pathToFileURL } from 'node:url'
 import { BootError } from '../../core/errors.ts'
-import { toError } from '../../core/report.ts'
+import { importReason } from '../../core/import-hint.ts'
 
 const extensions = new Set(['.js', '.mjs', '.cjs', '.ts', '.mts', '.cts'])
 
@@ -42,7 +42,7 @@ export async function importModules(files: readonly string[]): Promise<void> {
     try {
       await import(pathToFileURL(file).href)
     } catch (error) {
-      throw new BootError(`cannot import ${file}: ${toError(error).message}`, { cause: error })
+      throw new BootError(`cannot import ${file}: ${importReason(error)}`, { cause: error })
     }
   }
 }

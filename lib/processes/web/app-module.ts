@@ -4,6 +4,7 @@ import { pathToFileURL } from 'node:url'
 import type { FastifyInstance, FastifyPluginCallback, FastifyServerOptions } from 'fastify'
 import type { ResolvedConfig } from '../../config/options.ts'
 import { AppModuleError } from '../../core/errors.ts'
+import { importReason } from '../../core/import-hint.ts'
 import type { Logger } from '../../core/log.ts'
 import type { Pgbus } from '../../pgbus.ts'
 import { alreadyListening, formatAddress } from './bind.ts'
@@ -80,7 +81,7 @@ async function importModule(path: string): Promise<Record<string, unknown>> {
         `app module ${path} cannot be imported by plain Node; start pgbus-web under its loader (node --import …), or compile it`,
         { cause: error },
       )
-    throw new AppModuleError(`app module ${path} failed to load: ${message}`, { cause: error })
+    throw new AppModuleError(`app module ${path} failed to load: ${importReason(error)}`, { cause: error })
   }
 }
 
