@@ -78,6 +78,20 @@ t.test('given the pgbus command', async t => {
     t.match((await run(t, ['strat'])).output, /^pgbus: unknown command 'strat'/)
   })
 
+  t.test(
+    'when the configuration is an ES module in a package of scripts, then the cure is named',
+    async t => {
+      const { code, output } = await run(
+        t,
+        ['config'],
+        {},
+        { 'package.json': '{"type":"commonjs"}', 'pgbus.config.js': 'export default {}' },
+      )
+      t.equal(code, 1)
+      t.match(output, /pgbus: cannot load .*pgbus\.config\.js: .*npm pkg set type=module/)
+    },
+  )
+
   t.test('when nobody reads its output to the end, then it ends quietly', async t => {
     const db = await createDatabase(t)
     const { status, stdout, stderr } = shell(`status --json | (exec <&-; sleep 2)`, {

@@ -189,14 +189,6 @@ t.test('given a file that cannot be used', async t => {
       t.equal((error as Error).cause !== undefined, hasCause)
     })
 
-  t.test('when it is an ES module in a package that has none, then the cure is named', async t => {
-    const { load } = setup(t, {
-      'package.json': '{"type":"commonjs"}',
-      'pgbus.config.js': 'export default {}',
-    })
-    await t.rejects(load(), { message: /cannot load .*pgbus\.config\.js: .*npm pkg set type=module/ })
-  })
-
   t.test('when its values are wrong, then all of them are listed', async t => {
     const { load } = setup(t, { 'pgbus.config.json': '{"maxRetries":-1,"pool":{"sise":1}}' })
     await t.rejects(load(), { message: /2 problems.*pool\.sise.*maxRetries/s })
