@@ -3,10 +3,11 @@
 --
 -- kind:     `job`, `dlq`, `stream`, or `event`: a routing pattern feeds it.
 -- unlisted: a stream that only its index tells from a queue of jobs.
--- depth, visible: messages, and those that could be claimed now. Counted up to `most`, so that a queue of millions
---          costs no more than one of thousands.
+-- depth, visible: messages, and those that could be claimed now. No more than `most` rows are looked at in one place,
+--          so that a queue of millions costs no more than one of thousands.
 -- waiting, unclaimed: how long, in seconds, the oldest claimable message has been so, and the oldest of those that
---          were never claimed; null: there is none.
+--          were never claimed; null: there is none. Where the first `most` were all claimed before, the others count
+--          as if they were not: a standstill must not be missed.
 -- claimed: only where one has been unclaimed for `grace` seconds or longer: whether the queue is worked on all the
 --          same. Something was claimed within that time, or is being worked on since.
 create or replace function pgbus_queue_health(prefix text, grace float8, most int)
@@ -20,6 +21,7 @@ declare
   since constant timestamptz := started - grace * interval '1 second';
   fed text[];
   streams text[];
+  filled boolean;
 begin
   if to_regclass('pgmq.topic_bindings') is not null then
     execute 'select array_agg(lower(b.queue_name)) from pgmq.topic_bindings b' into fed;
@@ -48,24 +50,41 @@ begin
       continue;
     end if;
     begin
-      execute format(
-        'select (select count(*) from (select from pgmq.%1$I limit $2) m),
-                (select count(*) from (select from pgmq.%1$I where vt <= $1 limit $2) m),
-                extract(epoch from $1 - (select min(vt) from pgmq.%1$I where vt <= $1)),
-                extract(epoch from $1 - (select vt from pgmq.%1$I where vt <= $1 and read_ct = 0 order by vt limit 1))',
-        'q_' || physical) into depth, visible, waiting, unclaimed using started, most;
+      -- Most queues are empty, and this is the quickest way to see it.
+      execute format('select exists (select from pgmq.%I)', 'q_' || physical) into filled;
+      if filled then
+        execute format(
+          'select (select count(*) from (select from pgmq.%1$I limit $2) m),
+                  (select count(*) from (select from pgmq.%1$I where vt <= $1 limit $2) m),
+                  extract(epoch from $1 - (select min(vt) from pgmq.%1$I where vt <= $1)),
+                  extract(epoch from $1 - (
+                    select vt from (select vt, read_ct from pgmq.%1$I where vt <= $1 order by vt limit $2) m
+                     where read_ct = 0 order by vt limit 1))',
+          'q_' || physical) into depth, visible, waiting, unclaimed using started, most;
+        if unclaimed is null and visible = most then
+          unclaimed := waiting;
+        end if;
+      end if;
       if kind <> 'dlq' and unclaimed >= grace then
         -- Being worked on: hidden after a claim, but not because its last attempt failed. A message that waits for its
-        -- next attempt holds up its group, which is no standstill either.
+        -- next attempt holds up its group, which is no standstill either. What is worked on was due before the rest, so
+        -- it is among the oldest, or among those that come due next.
         execute format(
           'select coalesce((select max(archived_at) from pgmq.%2$I) >= $2, false) or exists (
-             select from pgmq.%1$I m
+             select from (
+               (select msg_id, vt, read_ct, last_read_at, headers from pgmq.%1$I where vt > $2 and vt <= $1 order by vt limit $4)
+               union all
+               (select msg_id, vt, read_ct, last_read_at, headers from pgmq.%1$I where vt > $1 order by vt limit $4)
+               union all
+               (select msg_id, vt, read_ct, last_read_at, headers from pgmq.%1$I order by msg_id limit $4)
+             ) m
               where m.read_ct > 0 and m.vt > $2
                 and (m.last_read_at >= $2
                   or m.vt > $1 and (m.headers ? ''x-pgmq-group'' or not exists (
                     select from pgbus_failed_events f
                      where f.queue_name = $3 and f.msg_id = m.msg_id and f.retry_count = m.read_ct - 1))))',
-          'q_' || physical, 'a_' || physical) into claimed using started, since, substr(physical, length(prefix) + 1);
+          'q_' || physical, 'a_' || physical)
+          into claimed using started, since, substr(physical, length(prefix) + 1), most;
       end if;
     exception
       when undefined_table then

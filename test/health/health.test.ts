@@ -236,14 +236,25 @@ t.test('given a cluster', async t => {
     t.equal(summary.queues, 2)
   })
 
-  t.test('when a queue holds very much, then it is counted to a limit', async t => {
-    const { db, pgbus } = await setup(t)
-    await pgbus.queues.ensure('default')
-    await db.query(
-      `INSERT INTO pgmq.q_pgbus_default (vt, message) SELECT now() + (i % 2) * interval '1 h', '{}' FROM generate_series(1, 21000) i`,
-    )
-    t.match((await pgbus.health()).summary, { totalVisible: 10_000, totalDepth: 10_000 })
-  })
+  t.test(
+    'when a queue holds very much, then it is looked at to a limit, and a standstill is seen',
+    async t => {
+      const { db, pgbus, codes } = await setup(t)
+      await addProcess(db, 'worker')
+      await pgbus.queues.ensure('default')
+      await db.query(
+        `INSERT INTO pgmq.q_pgbus_default (vt, message, read_ct) SELECT now() + (i % 2) * interval '1 h', '{}', 1 - i % 2 FROM generate_series(1, 21000) i`,
+      )
+      t.match((await pgbus.health()).summary, { totalVisible: 10_000, totalDepth: 10_000 })
+      t.strictSame(await codes(), [])
+      await wait(db, 'pgbus_default')
+      t.strictSame(await codes(), ['NEVER_CLAIMED'], 'behind those that were claimed, others may be')
+      await db.query(
+        `UPDATE pgmq.q_pgbus_default SET vt = now() + interval '2 h', last_read_at = now() - interval '1 h' WHERE msg_id = 2`,
+      )
+      t.strictSame(await codes(), [], 'one that runs is found among the oldest')
+    },
+  )
 
   t.test('when transactions are open, then the oldest is told', async t => {
     const { pgbus } = await setup(t, {}, shared)
