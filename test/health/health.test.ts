@@ -1,5 +1,6 @@
 import t from 'tap'
 import type { PgbusConfig } from '../../lib/config/options.ts'
+import { defineHandler } from '../../lib/events/define.ts'
 import type { Pgbus } from '../../lib/pgbus.ts'
 import {
   createDatabase,
@@ -9,6 +10,7 @@ import {
 } from '../support/database.ts'
 import { createTestPgbus } from '../support/instance.ts'
 import { startPgProxy } from '../support/pg-proxy.ts'
+import { waitFor } from '../support/wait-for.ts'
 
 const workers = [{ queues: ['default', 'mail'] }]
 
@@ -179,6 +181,24 @@ t.test('given a cluster', async t => {
     t.strictSame(await codes(), ['UNDRAINED_BACKLOG'], 'a pattern does not find what events feed')
     await addProcess(db, 'consumer')
     t.strictSame(await codes(), [])
+  })
+
+  t.test('when a consumer handles events, then their queue is no backlog until it ends', async t => {
+    defineHandler({ name: 'Watcher', on: 'health.*' }, () => undefined)
+    const { db, pgbus, codes } = await setup(t)
+    const consumer = pgbus.consumer({ topics: ['health.*'] })
+    await consumer.start()
+    await pgbus.publish('health.changed', {})
+    await waitFor(async () => (await pgbus.health({ unreadGrace: 0 })).summary.totalDepth === 0)
+    t.strictSame(await codes(), [])
+    await consumer.stop()
+    await pgbus.publish('health.changed', {})
+    await wait(db, 'pgbus_watcher')
+    t.strictSame(await codes(), ['NO_WORKER'])
+    await addProcess(db, 'consumer', { queues: ['watcher'] })
+    t.strictSame(await codes(), [], 'it has handled one just now')
+    await db.query("UPDATE pgmq.a_pgbus_watcher SET archived_at = archived_at - interval '2 minutes'")
+    t.strictSame(await codes(), ['NEVER_CLAIMED'])
   })
 
   t.test('when jobs are delayed or dead, then they do not wait', async t => {
