@@ -2,10 +2,8 @@ import { toError } from './report.ts'
 
 /** Why a module of the application could not be imported, with the cure where Node's own words have none. */
 export function importReason(thrown: unknown): string {
-  const { name, message } = toError(thrown)
-  const isModuleReadAsScript =
-    name === 'SyntaxError' && /^(Unexpected token 'export'|Cannot use import statement)/.test(message)
-  return isModuleReadAsScript
+  const { message } = toError(thrown)
+  return /^(Unexpected token 'export'|Cannot use import statement|Cannot require\(\) ES Module)/.test(message)
     ? `${message} — it is an ES module: set "type": "module" in package.json (npm pkg set type=module), or name it .mjs`
     : message
 }
