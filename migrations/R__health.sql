@@ -78,9 +78,9 @@ begin
                union all
                (select msg_id, vt, read_ct, last_read_at, headers from pgmq.%1$I order by msg_id limit $4)
              ) m
-              where m.read_ct > 0 and m.vt > $2
+              where m.vt > $2
                 and (m.last_read_at >= $2
-                  or m.vt > $1 and (m.headers ? ''x-pgmq-group'' or not exists (
+                  or m.read_ct > 0 and m.vt > $1 and (m.headers ? ''x-pgmq-group'' or not exists (
                     select from pgbus_failed_events f
                      where f.queue_name = $3 and f.msg_id = m.msg_id and f.retry_count = m.read_ct - 1))))',
           'q_' || physical, 'a_' || physical)

@@ -90,6 +90,10 @@ t.test('given a cluster', async t => {
         table => [`UPDATE ${table} SET read_ct = 1, last_read_at = now(), vt = now() WHERE msg_id = 2`],
         true,
       ],
+      was_given_back: [
+        table => [`UPDATE ${table} SET last_read_at = now(), vt = now() WHERE msg_id = 2`],
+        true,
+      ],
       runs_for_an_hour: [table => [`UPDATE ${table} SET read_ct = 1, ${read} WHERE msg_id = 2`], true],
       runs_again: [
         table => [`UPDATE ${table} SET read_ct = 2, ${read} WHERE msg_id = 2`, failed('runs_again')],
