@@ -300,7 +300,6 @@ declare
   want int;
   got int;
   claimed record;
-  batch refcursor;
   started timestamptz := clock_timestamp();
   next_vt timestamptz;
   soonest timestamptz;
@@ -342,10 +341,7 @@ begin
         continue;
       end if;
       state := case when probing then 'probe' else 'ok' end;
-      got := 0;
-      if mode <> 'plain' then
-        open batch for select g.* from pgbus_claim_groups(physical, want, vt_ms, mode, cursors[i]) g;
-      else
+      if mode = 'plain' then
         started := clock_timestamp();
         execute format('select min(vt) from pgmq.%I', 'q_' || physical) into next_vt;
         if next_vt is null or next_vt > started then
@@ -353,7 +349,8 @@ begin
           more[i] := false;
           continue;
         end if;
-        open batch for execute format(
+        -- All rows in one go: one at a time costs as much as claiming them.
+        return query execute format(
           'with picked as materialized (
              select msg_id, vt from pgmq.%1$I where vt <= $1 order by vt, msg_id limit $2 for update skip locked
            ), taken as (
@@ -362,29 +359,36 @@ begin
                from picked where m.msg_id = picked.msg_id
              returning m.msg_id, m.read_ct, m.enqueued_at, m.message::text, m.headers::text, picked.vt as due_at
            )
-           select t.msg_id, t.read_ct, t.enqueued_at, t.message, t.headers, null::text as turn,
-                  case when (select count(*) from taken) < $2 then (select min(vt) from pgmq.%1$I where vt > $1) end as next_vt
-             from (select) as always left join taken t on true
-            order by t.due_at, t.msg_id', 'q_' || physical)
-          using started, want, vt_ms;
+           select $4, $5, t.msg_id, t.read_ct, t.enqueued_at, t.message, t.headers, null::text,
+                  $6 is not null and t.read_ct > 1 and not exists (
+                    select from pgbus_failed_events f where f.queue_name = $6 and f.msg_id = t.msg_id),
+                  null::int
+             from taken t order by t.due_at, t.msg_id', 'q_' || physical)
+          using started, want, vt_ms, physical, state, failed[i];
+        get diagnostics got = row_count;
+        if got < want then
+          -- What was claimed just now does not count.
+          execute format('select min(vt) from pgmq.%I where vt > $1 and xmin is distinct from $2', 'q_' || physical)
+             into next_vt using started, pg_current_xact_id_if_assigned()::xid;
+          soonest := least(soonest, next_vt);
+        end if;
+      else
+        got := 0;
+        for claimed in select g.* from pgbus_claim_groups(physical, want, vt_ms, mode, cursors[i]) g loop
+          soonest := least(soonest, claimed.next_vt);
+          continue when claimed.msg_id is null;
+          msg_id := claimed.msg_id;
+          read_ct := claimed.read_ct;
+          enqueued_at := claimed.enqueued_at;
+          message := claimed.message;
+          headers := claimed.headers;
+          turn := claimed.turn;
+          unrecorded := failed is not null and read_ct > 1 and not exists (
+            select from pgbus_failed_events f where f.queue_name = failed[i] and f.msg_id = claimed.msg_id);
+          return next;
+          got := got + 1;
+        end loop;
       end if;
-      loop
-        fetch batch into claimed;
-        exit when not found;
-        soonest := least(soonest, claimed.next_vt);
-        continue when claimed.msg_id is null;
-        msg_id := claimed.msg_id;
-        read_ct := claimed.read_ct;
-        enqueued_at := claimed.enqueued_at;
-        message := claimed.message;
-        headers := claimed.headers;
-        turn := claimed.turn;
-        unrecorded := failed is not null and read_ct > 1 and not exists (
-          select from pgbus_failed_events f where f.queue_name = failed[i] and f.msg_id = claimed.msg_id);
-        return next;
-        got := got + 1;
-      end loop;
-      close batch;
       more[i] := got = want and not probing;
       budget := budget - got;
       remaining := remaining - got;

@@ -226,10 +226,11 @@ export function archiveMany(physical: string, tokens: readonly Token[], failedNa
   DELETE FROM pgbus_failed_events f USING gone g
    WHERE g.read_ct > 1 AND f.queue_name = $3::text AND f.msg_id = g.msg_id
 )
+SELECT msg_id FROM kept
+UNION ALL
 SELECT t.msg_id FROM token t
- WHERE coalesce(
-   (SELECT true FROM kept k WHERE k.msg_id = t.msg_id),
-   (SELECT true FROM ${archive} a WHERE a.msg_id = t.msg_id AND a.read_ct = t.read_ct))`,
+ WHERE (SELECT count(*) FROM kept) < (SELECT count(*) FROM token)
+   AND (SELECT true FROM ${archive} a WHERE a.msg_id = t.msg_id AND a.read_ct = t.read_ct)`,
     values: [...tokenArrays(tokens), failedName],
   }
 }
